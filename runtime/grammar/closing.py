@@ -8,6 +8,7 @@ it is the same in another worker and on replay.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from llguidance import LLMatcher
@@ -28,7 +29,7 @@ CLOSERS = b"}]"
 SHORTEST = b'",:n0[{tf'
 IN_STRING = b'"a'
 SPACE = 0x20
-OPENERS = b",[{"
+OPENER = re.compile(rb"[,\[{]")
 LONGEST_TOKEN = 16
 
 
@@ -37,16 +38,16 @@ class ClosingVocabulary:
 
     def __init__(self, tokens: Sequence[bytes], special: Collection[int]) -> None:
         self.ids: dict[bytes, int] = {}
-        openers, quoted_openers = [], []
+        openers, quoted_openers, opener = [], [], OPENER.search
         for number, token in enumerate(tokens):
             if number in special:
                 continue
             if 0 < len(token) <= LONGEST_TOKEN:
                 self.ids.setdefault(token, number)
-            if any(letter in token for letter in OPENERS):
+            if opener(token):
                 openers.append(number)
-            if any(letter in token[token.find(b'"') :] for letter in OPENERS) and b'"' in token:
-                quoted_openers.append(number)
+                if (quote := token.find(b'"')) >= 0 and opener(token, quote):
+                    quoted_openers.append(number)
         self.letters = {token[0]: number for token, number in self.ids.items() if len(token) == 1}
         # No space leads anywhere, so that spaces come last.
         self.others = sorted(self.letters, key=lambda letter: (letter <= SPACE, letter))

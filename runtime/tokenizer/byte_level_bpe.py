@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pontil.runtime.errors import ModelError
@@ -52,9 +54,9 @@ WHOLE_WORD_NAMES = LLAMA_3_NAMES + TEKKEN_NAMES
 
 def byte_pair_tokenizer(tokens: list[str], merges: list[str], pre: str) -> Tokenizer:
     """Build the tokenizer. Raises ModelError if merges do not fit the tokens, and for an unknown splitter."""
-    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    pairs = [merge.partition(" ")[::2] for merge in merges]
     ids = {token: number for number, token in enumerate(tokens)}
-    if not all(part in ids for first, second in pairs for part in (first, second, first + second)):
+    if not all(map(ids.__contains__, chain(chain.from_iterable(pairs), map("".join, pairs)))):
         raise ModelError("the GGUF file's merges do not fit its tokens: fetch it again")
     backend = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre in WHOLE_WORD_NAMES))
     backend.pre_tokenizer = splitter(pre)

@@ -93,13 +93,22 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(other_bytes)}
 
 
+class ByteTable(dict[int, int]):
+    """What `str.translate` puts in place of characters: of those outside the alphabet one that is no byte."""
+
+    def __missing__(self, character: int) -> int:
+        return 0x100
+
+
 def byte_level_decoder() -> TokenBytes:
-    table = str.maketrans(byte_alphabet())
-    alphabet = frozenset(byte_alphabet())
+    table = ByteTable(str.maketrans(byte_alphabet()))
 
     def to_bytes(token: str) -> bytes:
         """Decode a token of the byte alphabet. One with any character outside the alphabet is plain text."""
-        return token.translate(table).encode("latin-1") if alphabet.issuperset(token) else token.encode()
+        try:
+            return token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            return token.encode()
 
     return to_bytes
 

@@ -87,6 +87,7 @@ class Follower(Workload):
     ) -> None:
         super().__init__(link.sockets, ProxyLinks(()), IdleWork(prefault=prefault), {"rank": link.rank})
         self.driver, self.tiles, self.transfers, self.reader = link, tiles, transfers, PlanReader()
+        self.prefault = prefault
         self.arrived: list[RankPlan] = []
         self.done = 0
         self.is_over = False
@@ -115,6 +116,7 @@ class Follower(Workload):
         self.tiles.copy([(source, target) for source, target in plan.copies])
         for fields in plan.tiles:
             self.tiles.follow(self.reader.read(fields))
+            self.prefault.hear(self.reader.highest)
         self.done, self.is_over = plan.number, plan.stop
 
     def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:

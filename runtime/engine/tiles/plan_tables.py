@@ -78,10 +78,11 @@ def common(some: Sequence[int], others: Sequence[int]) -> int:
 
 
 class PlanReader:
-    """Reads the plans of a driver. The tables of a plan are as it says until the next one is read."""
+    """Reads the plans of a driver. The tables of a plan are as it says until the next one is read. `highest` is the
+    last block that was ever in one."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.highest = 0
         self.tables: dict[int, array[int]] = {}
 
     def read(self, fields: dict[str, Any]) -> TilePlan:
@@ -100,6 +101,7 @@ class PlanReader:
         ids, numbers, rows, recorded_places, drawn_places, blocks = (
             array("i", fields[name]) for name in ("ids", "spans", "rows", "recorded", "drawn", "blocks")
         )
+        self.highest = max((self.highest, *blocks))
         spans, first = list[TileSpan](), 0
         columns = (numbers[place::SPAN_FIELDS] for place in range(SPAN_FIELDS))
         for start, count, slot, kept_count, added_count in zip(*columns, strict=True):

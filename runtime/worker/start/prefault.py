@@ -57,6 +57,10 @@ class Prefault:
         """The end of what the pool has handed out."""
         return HEADER_BYTES + (self.pool.highest + 1) * self.storage.layout.block_bytes
 
+    def hear(self, highest: int) -> None:
+        """Take note of the last block that the pool of another process, which hands out this one's, has handed out."""
+        self.pool.highest = max(self.pool.highest, highest)
+
     @property
     def is_due(self) -> bool:
         return self.possible and self.mapped < self.goal and self.pool.highest != self.returned_at

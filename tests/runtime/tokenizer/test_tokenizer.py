@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.tokenizer.vocabulary import byte_level_decoder
 
 ROOT = Path(__file__).resolve().parents[3]
 PIECES = (
@@ -239,3 +240,11 @@ def test_pieces_of_words_are_joined(tmp_path: Path) -> None:
     ids = tokenizer.encode("The sea, 7 lamps", True)
     assert tokenizer.decode(ids).split() == ["the", "sea", ",", "7", "lamps"] and len(ids) == 8
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith("[CLS]")
+
+
+@pytest.mark.parametrize(
+    "token, spelled",
+    [("Ġcaf\u00c3\u00a9", " café".encode()), ("a b", b"a b"), ("\u00ad", "\u00ad".encode()), ("é你", "é你".encode())],
+)
+def test_a_token_with_a_character_that_is_no_byte_is_plain_text(token: str, spelled: bytes) -> None:
+    assert byte_level_decoder()(token) == spelled

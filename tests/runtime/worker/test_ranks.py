@@ -14,8 +14,13 @@ import pytest
 import torch
 
 from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.plan_tables import PlanWriter
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.links.context import Context
@@ -25,6 +30,7 @@ from pontil.runtime.worker.follower import DriverLink, Follower
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.ranks import parting
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.start.prefault import Prefault
 
 TILE = TilePlan(False, [3], [], [0], [], [0])
 QUIET = cast(Reporter, SimpleNamespace(progress=lambda text: None, stepped=lambda number, working: None))
@@ -141,6 +147,30 @@ def test_a_follower_refuses_a_plan_out_of_order(config: WorkerConfig) -> None:
             one.follow(RankPlan("d", "f", 2))
     finally:
         sockets.closing.close()
+
+
+def test_a_follower_maps_ahead_as_much_as_the_driver_uses(config: WorkerConfig) -> None:
+    sockets, prefault = WorkerSockets(replace(config, rank=1)), ready_prefault()
+    tiles = SimpleNamespace(copy=lambda copies: None, follow=lambda plan: None)
+    transfers = SimpleNamespace(obey=lambda plan: None)
+    one = Follower(DriverLink(sockets), *cast(Any, (tiles, transfers, prefault)))
+    try:
+        assert not one.idle_work.is_mapping
+        spans = [TileSpan(0, 1, [3, 60, 7])]
+        one.follow(RankPlan("d", "f", 1, tiles=[PlanWriter().write(TilePlan(False, [3], spans, [0], [], [0]))]))
+        assert prefault.pool.highest == 60 and one.idle_work.is_mapping
+    finally:
+        sockets.closing.close()
+
+
+def ready_prefault() -> Prefault:
+    """Return one that has mapped all that it may before there is any work."""
+    layout = KVLayout(16, 2, 1, 16, "float32")
+    storage = KVStorage(layout, 200, torch.device("cpu"))
+    made = Prefault(storage, BlockPool(200), 1 << 20, lambda: 1 << 40)
+    while made.is_due:
+        made.advance()
+    return made
 
 
 def test_answers_that_the_socket_refuses_are_sent_later_and_in_order(
