@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason
@@ -56,7 +57,7 @@ def request_of(receipt: Receipt, prompt: Sequence[int], machine: WorkerResources
     """Return the choice as a request that a worker gets; its siblings have ended."""
     params, choice = receipt.params, receipt.statement["choice"]
     siblings: list[list[int]] = [[0] if number != choice else [] for number in range(params.n)]
-    alone = {} if params.n == 1 else {"delivered": siblings, "choices": [choice]}
+    alone: dict[str, Any] = {} if params.n == 1 else {"delivered": siblings, "choices": [choice]}
     request = make_request(Submit("", "", name, 0, list(prompt), params.to_wire(), **alone), machine)
     if params.grammar is not None:
         give(request, machine.grammars.compile(params.grammar))

@@ -2,6 +2,7 @@
 """Receipts as clients get them: signed statements of what was computed, at every endpoint that generates."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended
 from pontil.runtime.receipts.signing import ReceiptSigner, check_signature
 from pontil.runtime.receipts.statement import Receipt, ids_digest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.messages import Message, Submit
+from pontil.runtime.wire.messages import Failed, Message, Submit
 
 KEY = "17" * 32
 ASKED = {"pontil-receipt": "1"}
@@ -116,6 +117,22 @@ def test_usage_of_a_stream_comes_last(signing: ScriptedSite) -> None:
     events = completion(signing, stream=True, stream_options={"include_usage": True}).events
     held(events[-3]["receipt"])
     assert events[-3]["choices"] == [] and events[-2]["usage"]["completion_tokens"] == 9
+
+
+def test_a_death_in_the_middle_changes_no_chain(tmp_path: Any, tokenizer: Tokenizer) -> None:
+    """Each attempt breaks after three tokens of its own."""
+
+    def breaking(worker: Any, submit: Submit) -> Iterator[Message]:
+        yield from islice(proper(worker, submit), 3)
+        yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "broken")
+
+    with site(tmp_path, tokenizer, receipt_key=KEY, max_attempts=9) as one:
+        for number in range(4):
+            one.worker(f"mixed:{number}", script=breaking, **ABOUT)
+        one.worker("mixed:4", **ABOUT)
+        receipt = held(completion(one, n=2).json["receipt"][1])
+        assert len(receipt.tokens) == 9
+        assert sum(worker.submits.qsize() for worker in one.workers) > 1, "an attempt broke"
 
 
 REFUSED = [

@@ -27,7 +27,10 @@ def sorted_whole(row: list[float], count: int) -> list[tuple[int, int]]:
 @given(st.sampled_from([1, 5, 63, 64, 65, 200, 700]), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_as_a_sort_of_all(vocabulary: int, count: int, random: Any) -> None:
     few = random.random() < 0.5
-    draw = (lambda: random.choice(VALUES)) if few else (lambda: random.gauss(0, 3))
+
+    def draw() -> float:
+        return float(random.choice(VALUES) if few else random.gauss(0, 3))
+
     logits = torch.tensor([[draw() for _ in range(vocabulary)] for _ in range(3)], dtype=torch.float32)
     expected = [sorted_whole(row, count) for row in logits.tolist()]
     assert [[tuple(pair) for pair in row] for row in top_logits(logits, count).tolist()] == expected

@@ -48,7 +48,7 @@ def logprobs_of(answer: WorkerAnswer, choice: int) -> dict[int, Any]:
 
 def top_logits_of(answer: WorkerAnswer, choice: int) -> dict[int, bytes]:
     """Return the highest logits of each token, by index."""
-    told = {}
+    told = dict[int, bytes]()
     for frame in (frame for frame in answer.frames if frame.choice == choice and frame.top_logits):
         each = len(frame.top_logits or b"") // len(frame.ids)
         told |= {
