@@ -228,6 +228,14 @@ def test_the_ends_of_a_lease_that_is_extended_all_the_time_stay_few() -> None:
     assert not book.extend("one", 2000, 2000.0)
 
 
+def test_a_lease_that_is_over_was_held_for_all_of_its_seconds() -> None:
+    """Readings of a clock are not exact: an end less its beginning may be a little less than the time."""
+    for number in range(1000):
+        term = LeaseTerm(10, 12345.678 + number * 0.1, 60 + number)
+        term.close(EXPIRED, term.began + term.seconds)
+        assert term.amounts(0.0) == ByteSeconds(10 * term.seconds, 10 * term.seconds)
+
+
 def test_time_that_stands_still_or_goes_back_ends_nothing_and_bills_nothing() -> None:
     term = LeaseTerm(10, 100.0, 60)
     assert term.amounts(50.0) == ByteSeconds(600)
