@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import floats, integers, sampled_from
 
@@ -164,6 +165,7 @@ class LeaseHistory(RuleBasedStateMachine):
 
 
 TestLeaseHistory = LeaseHistory.TestCase
+TestLeaseHistory.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_a_leased_prefix_outlives_a_flood_that_fills_the_pool_many_times() -> None:
