@@ -24,6 +24,7 @@ from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
+from lease_clients import a_leased_token_is_hit_or_refunded, byte_seconds_are_conserved, of_leases
 from operators import (
     NEW_KEYS,
     RESTART_PROXIES,
@@ -150,7 +151,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
-        if of_batches(name):
+        if of_batches(name) or of_leases(name):
             continue
         yield f"{name} is there, and nobody asked for it"
 
@@ -310,6 +311,8 @@ CHECKS: tuple[Check, ...] = (
     who_was_refused_is_not_billed,
     no_row_is_open_without_a_record,
     the_audit_is_equal,
+    a_leased_token_is_hit_or_refunded,
+    byte_seconds_are_conserved,
     nobody_waits_past_a_deadline,
     one_token_comes_soon_beside_many,
     limits_are_those_of_the_key,

@@ -20,6 +20,7 @@ from faults import POWER_CUT, FaultMaker, planned, planned_changes
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
+from lease_clients import LeaseClients
 from link_faults import SeedFault
 from load import LoadShape, shaped, wishes
 from recording import SeedRecorder
@@ -90,6 +91,7 @@ class SeedRun:
         self.dialer = Dialer(world, self.find_proxy)
         self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.batch = BatchClient(world, self.dialer, self.ended)
+        self.leases = LeaseClients(world, self.dialer, self.ended)
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
@@ -166,6 +168,8 @@ class SeedRun:
         self.asked_at = REAL.cpu()
         self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
         self.batch.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
+        if self.plan.staged is None and not self.plan.tenants:
+            self.leases.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.plan.keys > 0:
             Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)

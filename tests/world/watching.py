@@ -5,6 +5,7 @@ fault, a start or a change was last seen to be under way."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lease_clients import a_leased_block_is_found
 from network import LINK_TIMEOUT
 from releases import NEXT, is_next, may_wait_for_its_release
 from served_proxy import ProxyProcess
@@ -157,4 +158,5 @@ WATCHES = (
     nobody_waits_beside_free_seats,
     nobody_waits_for_what_is_paused,
     routes_go_by_what_is_so,
+    a_leased_block_is_found,
 )

@@ -53,6 +53,9 @@ class LeaseTerm:
 
     def kept(self, now: float) -> int:
         """Return the whole seconds for which it was kept by then."""
+        if self.state == EXPIRED:
+            # The difference of two readings may be less than what was added to one.
+            return self.seconds
         until = now if self.ended is None else self.ended
         return int(max(0.0, min(until - self.began, self.seconds)))
 
@@ -64,7 +67,7 @@ class LeaseTerm:
     def close(self, state: str, now: float, reason: str | None = None) -> None:
         """End it: what is left of it is released or refunded. One whose time is over has EXPIRED, however late that is
         seen."""
-        if self.kept(now) >= self.seconds:
+        if state == EXPIRED or now >= self.end:
             state, reason, now = EXPIRED, None, self.end
         self.state, self.ended, self.reason = state, now, reason
 

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import exp
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
@@ -76,6 +76,18 @@ class PrefixLookup:
         """Return loads that were looked up for a request with what its caller may have of others."""
         workers = self.registry.of(request.work.group).serving(request.release)
         return [worker.load_for(load, request.share) for worker, load in zip(workers, loads, strict=True)]
+
+    def holders(self, request: Request) -> Collection[str]:
+        """Return the workers that hold most of the prompt by leases, of a request whose loads were looked up; none
+        where nobody leases any of it."""
+        group = self.registry.of(request.work.group)
+        workers = [worker for worker in group.serving(request.release) if worker.prefixes.leased]
+        prefix = self.prefix_of(request, group) if workers else None
+        if prefix is None:
+            return ()
+        counts = {worker.hello.sender: worker.prefixes.count_leased(prefix.keys) for worker in workers}
+        most = max(counts.values())
+        return [incarnation for incarnation, count in counts.items() if count == most > 0]
 
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
@@ -168,6 +180,7 @@ class Dispatcher:
         if joint is None:
             meant_workers = meant_for(request, loads)
             route = next_route(meant_workers, disagg, tokens) if meant_workers else None
+            route = route or leased_route(self.lookup.holders(request), loads, disagg, tokens)
             route = route or next_route(loads, disagg, tokens)
             return route or next_route(self.lookup.loads_for_caller(request, loads), disagg, tokens)
         groups = [self.registry.of(group).reachable_loads for group in joint]
@@ -345,6 +358,16 @@ class Dispatcher:
         limit = config.stream_idle_timeout if has_begun else config.first_byte_timeout
         event = request.work.awaited(has_begun)
         return f"the {event} did not come within {limit:g} s" if wait_seconds > limit else None
+
+
+def leased_route(holders: Collection[str], loads: Sequence[WorkerLoad], disagg: Disagg, tokens: int) -> Route | None:
+    """Return a route by which a worker that holds the prompt by a lease computes the rest of it, if there is room: it
+    was paid for."""
+    if not holders:
+        return None
+    workers = [load for load in loads if load.incarnation in holders or load.role == "decode"]
+    route = next_route(workers, disagg, tokens)
+    return route if route is not None and route.prefill.incarnation in holders else None
 
 
 def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> tuple[WorkerLoad, ...]:

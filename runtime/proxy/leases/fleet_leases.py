@@ -125,7 +125,7 @@ class FleetLeases:
         if message.state == REFUSED:
             self.refused(message)
         elif message.state != HELD:
-            self.ended(message)
+            self.ended(message, worker)
         elif message.lease_id in self.over or message.lease_id in self.unwanted:
             self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, RELEASE))
         else:
@@ -139,8 +139,11 @@ class FleetLeases:
         elif view is not None and view.is_moving:
             self.close(view, REFUNDED, view.lost, NOT_FOUND)
 
-    def ended(self, message: LeaseState) -> None:
+    def ended(self, message: LeaseState, worker: RegisteredWorker) -> None:
+        """End a lease as its worker says: one of this view, or one of which the proxy that billed it did not hear."""
         view = self.views.get(message.lease_id)
+        if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
+            view = self.views[message.lease_id] = self.view_of(message, worker)
         if view is not None and view.worker == message.sender:
             self.close(view, message.state, view.term.began + message.age, message.reason)
 
@@ -149,11 +152,7 @@ class FleetLeases:
         now, name = self.clock(), message.lease_id
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
-            term = LeaseTerm(message.size, now - message.age, message.seconds)
-            view = self.views[name] = LeaseView(
-                name, message.owner, message.tokens, message.proxy, worker.hello.name, message.sender, term,
-                time.time() - message.age, message.keys,
-            )  # fmt: skip
+            view = self.views[name] = self.view_of(message, worker)
         if view.worker != message.sender:
             self.order(view, RELEASE)
             if view.worker is not None:
@@ -167,6 +166,14 @@ class FleetLeases:
         if wish is not None:
             wish.grant(message.size)
         self.note(view)
+
+    def view_of(self, message: LeaseState, worker: RegisteredWorker) -> LeaseView:
+        """Return a view of a lease that a worker has told of for the first time."""
+        term = LeaseTerm(message.size, self.clock() - message.age, message.seconds)
+        return LeaseView(
+            message.lease_id, message.owner, message.tokens, message.proxy, worker.hello.name, message.sender, term,
+            time.time() - message.age, message.keys,
+        )  # fmt: skip
 
     def on_told(self, message: LeasesTold) -> None:
         """Refund the leases that a worker should hold, and does not: it has told all that it has."""

@@ -3,7 +3,7 @@
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
 from pontil.runtime.cache.prefix import KEY_BYTES
@@ -103,16 +103,25 @@ class HeldPrefixes:
         return due
 
     def count(self, keys: Sequence[int]) -> int:
-        """Return how many of a prompt's leading keys are held. A block is cached with all that come before it, so a few
-        of the keys tell."""
-        held_keys, low, high = self.keys, 0, 1
-        while high <= len(keys) and keys[high - 1] in held_keys:
-            low, high = high, 2 * high
-        high = min(high, len(keys) + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if keys[middle - 1] in held_keys:
-                low = middle
-            else:
-                high = middle
-        return low
+        """Return how many of a prompt's leading keys are held."""
+        return leading(keys, self.keys)
+
+    def count_leased(self, keys: Sequence[int]) -> int:
+        """Return how many of them are those of a lease."""
+        return leading(keys, self.leased)
+
+
+def leading(keys: Sequence[int], held_keys: Container[int]) -> int:
+    """Return how many leading keys are held. A block is cached with all that come before it, so a few of the keys
+    tell."""
+    low, high = 0, 1
+    while high <= len(keys) and keys[high - 1] in held_keys:
+        low, high = high, 2 * high
+    high = min(high, len(keys) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keys[middle - 1] in held_keys:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -21,6 +21,8 @@ from pontil.runtime.worker.start.assembly import WorkerResources
 # No lease is asked for longer: a larger number is damage.
 MOST_SECONDS = 1 << 31
 DRAINS = "its worker drains"
+# Leases that ended, kept for the next proxy.
+MOST_OWED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class AskedLease:
 @dataclass(slots=True)
 class PrefixLeases:
     """The leases of one worker, and the `reporters` of all prefixes that it has. `asked` has the leases that prompts
-    wait for which are being computed, by request."""
+    wait for which are being computed, by request. Those that are `owed` ended while no proxy billed them."""
 
     reporters: PrefixReporters
     incarnation: str
@@ -61,6 +63,7 @@ class PrefixLeases:
     asked: dict[str, tuple[WorkerRequest, AskedLease]] = field(default_factory=dict)
     # The registrations in which all leases were told, by link.
     told: dict[int, tuple[str, int] | None] = field(default_factory=dict)
+    owed: dict[str, PrefixLease] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: WorkerConfig, incarnation: str, links: ProxyLinks, machine: WorkerResources) -> "PrefixLeases":
@@ -143,6 +146,7 @@ class PrefixLeases:
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""
         changed = self.book.take_changed()
+        self.owe(changed)
         for place, link in enumerate(self.links.links):
             if link.proxy is None or not link.takes_leases:
                 self.told[place] = None
@@ -153,11 +157,24 @@ class PrefixLeases:
                 for lease in changed:
                     link.send(self.state_of(lease, link.proxy, now))
 
+    def owe(self, changed: Iterable[PrefixLease]) -> None:
+        """Remember the leases that ended and whose proxy is not there to hear of it."""
+        for lease in changed:
+            if lease.id not in self.book.leases and lease.proxy not in self.proxies:
+                self.owed[lease.id] = lease
+        while len(self.owed) > MOST_OWED:
+            del self.owed[next(iter(self.owed))]
+
+    @property
+    def proxies(self) -> list[str | None]:
+        return [link.proxy for link in self.links.links]
+
     def tell_all(self, link: ProxyLink, now: float) -> None:
         """Tell a proxy that has just registered this worker of all leases. It bills those whose proxy is gone."""
-        proxies = [other.proxy for other in self.links.links]
-        for lease in self.book.leases.values():
-            if lease.proxy not in proxies and link.proxy is not None:
+        leases = [*self.owed.values(), *self.book.leases.values()]
+        self.owed.clear()
+        for lease in leases:
+            if lease.proxy not in self.proxies and link.proxy is not None:
                 lease.proxy = link.proxy
             link.send(self.state_of(lease, link.proxy or "", now))
         link.send(LeasesTold(self.incarnation, link.proxy or "", list(self.book.leases)))
