@@ -59,9 +59,10 @@ def read_text(fields: Fields, name: str, readers: TextReaders = TEXT_ONLY) -> st
 
 def read_of_kind(block: Fields, readers: TextReaders) -> str:
     kind = block.text("type")
-    if kind not in readers:
+    reader = readers.get(kind or "")
+    if reader is None:
         raise unknown(block, kind, tuple(readers))
-    return readers[kind](block)
+    return reader(block)
 
 
 def unknown(block: Fields, kind: str | None, known: Sequence[str]) -> Exception:
