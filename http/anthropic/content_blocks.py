@@ -43,20 +43,26 @@ def read_blocks(fields: Fields, name: str) -> list[Fields]:
     return fields.objects(name, MAX_BLOCKS)
 
 
-def read_text(fields: Fields, name: str) -> str:
-    """Return a text, or the texts of blocks."""
+TextReaders = Mapping[str, Callable[[Fields], str]]
+TEXT_ONLY: dict[str, Callable[[Fields], str]] = {"text": read_text_block}
+
+
+def read_text(fields: Fields, name: str, readers: TextReaders = TEXT_ONLY) -> str:
+    """Return a text, or the texts of blocks of the kinds that are read."""
     value = fields.take(name)
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise fields.typed(name, value, "a string or a list of text blocks")
-    return BETWEEN.join([read_text_block(text_only(block)) for block in read_blocks(fields, name)])
+    return BETWEEN.join([read_of_kind(block, readers) for block in read_blocks(fields, name)])
 
 
-def text_only(block: Fields) -> Fields:
-    if (kind := block.text("type")) != "text":
-        raise unknown(block, kind, ("text",))
-    return block
+def read_of_kind(block: Fields, readers: TextReaders) -> str:
+    kind = block.text("type")
+    reader = readers.get(kind or "")
+    if reader is None:
+        raise unknown(block, kind, tuple(readers))
+    return reader(block)
 
 
 def unknown(block: Fields, kind: str | None, known: Sequence[str]) -> Exception:
@@ -87,10 +93,12 @@ BlockReaders = Mapping[str, Callable[[Fields, TurnBlocks], None]]
 
 
 class Conversation:
-    """The messages of a chat, built turn by turn. `seal` tells the reasoning that a model here wrote."""
+    """The messages of a chat, built turn by turn. `seal` tells the reasoning that a model here wrote, and
+    `read_reference` describes a tool that a result names."""
 
-    def __init__(self, seal: ThinkingSeal) -> None:
+    def __init__(self, seal: ThinkingSeal, read_reference: Callable[[Fields], str]) -> None:
         self.seal = seal
+        self.in_results: TextReaders = TEXT_ONLY | {"tool_reference": read_reference}
         self.messages: list[Message] = []
         self.call_ids: set[str] = set()
         # The texts of the user's turn that is open: consecutive turns are one.
@@ -189,7 +197,7 @@ class Conversation:
         identity = block.required_text("tool_use_id")
         if identity not in self.call_ids:
             raise block.wrong("tool_use_id", f"is {identity!r:.100}, which no tool_use block before it has")
-        text = read_text(block, "content")
+        text = read_text(block, "content", self.in_results)
         if block.boolean("is_error", False):
             text = f"Error: {text}"
         finish_block(block)
@@ -210,11 +218,13 @@ TEXT: Schema = {"type": "string"}
 TEXT_BLOCK = opened(["type", "text"], type={"const": "text"}, text=TEXT)
 TEXT_BLOCKS: Schema = {"type": "array", "items": TEXT_BLOCK, "maxItems": MAX_BLOCKS}
 TEXTS: Schema = {"title": "a text, or text blocks", "anyOf": [TEXT, TEXT_BLOCKS]}
+REFERENCE = opened(["type", "tool_name"], type={"const": "tool_reference"}, tool_name=TEXT)
+RESULT_BLOCKS: Schema = {"type": "array", "items": {"anyOf": [TEXT_BLOCK, REFERENCE]}, "maxItems": MAX_BLOCKS}
 RESULT_BLOCK = opened(
     ["type", "tool_use_id"],
     type={"const": "tool_result"},
     tool_use_id=TEXT,
-    content={"anyOf": [{"type": ["string", "null"]}, TEXT_BLOCKS]},
+    content={"anyOf": [{"type": ["string", "null"]}, RESULT_BLOCKS]},
     is_error={"type": ["boolean", "null"]},
 )
 ASSISTANT_BLOCKS = [

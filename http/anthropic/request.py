@@ -7,7 +7,15 @@ from typing import Any
 
 from pontil.http.anthropic.content_blocks import TEXTS, TURNS, Conversation, read_text, read_turns
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
-from pontil.http.anthropic.tools import CHOICE, TOOLS, SentChoice, read_choice, read_tools
+from pontil.http.anthropic.tools import (
+    CHOICE,
+    TOOLS,
+    OfferedTools,
+    SentChoice,
+    ToolReferences,
+    read_choice,
+    read_tools,
+)
 from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
@@ -87,7 +95,8 @@ def read_count_request(
 
 def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) -> MessagesRequest:
     values = table.read(fields)
-    conversation, system = Conversation(seal), values["system"]
+    offered: OfferedTools = values["tools"] or OfferedTools()
+    conversation, system = Conversation(seal, ToolReferences(offered).read), values["system"]
     if system:
         conversation.messages.append({"role": "system", "content": system})
     conversation.read(values["messages"])
@@ -112,7 +121,7 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
         | {name: values[name] for name in OF_CHATS}
         | {
             "messages": tuple(conversation.messages),
-            "tools": values["tools"],
+            "tools": offered.tools,
             "tool_choice": sent_choice.choice,
             "parallel_tool_calls": sent_choice.parallel,
             "stop": values["stop_sequences"],
@@ -124,9 +133,10 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
         }
     )
     prompt = chat_prompt(fields, chat_values, {"reasoning_effort": EFFORT})
+    shown = tuple(tool for tool in prompt.tools.shown if tool["function"]["name"] not in offered.deferred)
     chat = ChatRequest(
         model=values["model"],
-        prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
+        prompt=replace(prompt, tools=replace(prompt.tools, shown=shown, place="tools[%d].")),
         sampling=sampling_fields(fields, chat_values, ("max_tokens",), LogprobFields(None, None)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, chat_values),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools and the choice among them as /v1/messages describes them, read into the forms of a chat. Pure."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +24,42 @@ class SentChoice:
     parallel: bool
 
 
-def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    """Return the tools as a chat has them. Those with a type of Anthropic's run there or in its clients: they are left
-    out and noted."""
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools as a chat has them. The model is shown the `deferred` ones where a tool_reference names them, and not
+    before: they may come and go without changing the beginning of the prompt."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    deferred: frozenset[str] = frozenset()
+
+    @property
+    def functions(self) -> Mapping[str, dict[str, Any]]:
+        return {tool["function"]["name"]: tool["function"] for tool in self.tools}
+
+
+class ToolReferences:
+    """The texts of tool_reference blocks, by which a client that searches among its tools shows what it found. A tool
+    is described once, so that a prompt is not longer than what was sent."""
+
+    def __init__(self, offered: OfferedTools) -> None:
+        self.functions, self.hidden = offered.functions, set(offered.deferred)
+
+    def read(self, block: Fields) -> str:
+        name = block.required_text("tool_name")
+        if name not in self.functions:
+            raise block.wrong("tool_name", f"is {name!r:.100}, which is none of the tools")
+        finish_block(block)
+        if name not in self.hidden:
+            return f"The function {name} can be called."
+        self.hidden.remove(name)
+        described = json.dumps(self.functions[name], ensure_ascii=False)
+        return f"<functions>\n<function>{described}</function>\n</functions>"
+
+
+def read_tools(fields: Fields, name: str) -> OfferedTools:
+    """Read the tools. Those with a type of Anthropic's run there or in its clients: they are left out and noted."""
     names: set[str] = set()
-    tools = []
+    tools, deferred = [], set[str]()
     for tool in fields.objects(name, MAX_TOOLS):
         kind = tool.text("type")
         if kind not in (None, CUSTOM):
@@ -36,12 +69,14 @@ def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
             tool.ignored.note(f"{tool.path}{kind}")
             continue
         read_definition(tool, names, parameters=SCHEMA)
+        if tool.boolean("defer_loading", False):
+            deferred.add(tool.data["name"])
         finish_block(tool)
         shown = {key: tool.data[key] for key in ("name", "description", "strict") if tool.data.get(key) is not None}
         if tool.data.get(SCHEMA) is not None:
             shown["parameters"] = tool.data[SCHEMA]
         tools.append({"type": "function", "function": shown})
-    return tuple(tools)
+    return OfferedTools(tuple(tools), frozenset(deferred))
 
 
 def read_choice(fields: Fields, name: str) -> SentChoice:
@@ -61,6 +96,7 @@ TOOL = opened(
     name=FUNCTION["name"],
     description=FUNCTION["description"],
     input_schema=FUNCTION["parameters"],
+    defer_loading={"type": ["boolean", "null"]},
 )
 TOOLS = tools_schema("tools", TOOL)
 CHOICE: Schema = {

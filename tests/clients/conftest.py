@@ -4,6 +4,8 @@
 from collections.abc import Iterator
 
 import pytest
+from agent_shapes import Shape
+from agent_table import write_requests, write_sessions
 from client_table import WRITE, Outcomes, write_page
 from effort import is_long
 from oracle import at_rest
@@ -12,7 +14,7 @@ from tiny_llama import write_tiny_llama
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(WRITE, action="store_true", help="write the table of docs/guide/clients.md from this run")
+    parser.addoption(WRITE, action="store_true", help="write the tables of docs/guide/clients.md from this run")
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +39,21 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
     yield noted
     if request.config.getoption(WRITE, default=False):
         write_page(noted)
+
+
+@pytest.fixture(scope="session")
+def agent_outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The outcome of the coding agent's session with each client, which the tests note."""
+    noted: dict[str, str] = {}
+    yield noted
+    if request.config.getoption(WRITE, default=False) and noted:
+        write_sessions(noted)
+
+
+@pytest.fixture(scope="session")
+def agent_shapes(request: pytest.FixtureRequest) -> Iterator[dict[str, Shape]]:
+    """The requests of coding agents, which the tests note once they were answered."""
+    noted: dict[str, Shape] = {}
+    yield noted
+    if request.config.getoption(WRITE, default=False) and noted:
+        write_requests(noted)

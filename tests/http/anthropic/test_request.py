@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A message's request becomes the request of a chat."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +172,36 @@ def test_what_claude_code_sends_is_taken() -> None:
     )
 
 
+def referring(*names: str) -> dict[str, Any]:
+    """Return the result of a search among tools."""
+    blocks = [{"type": "tool_reference", "tool_name": name} for name in names]
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": blocks}]}
+
+
+def test_a_deferred_tool_is_shown_where_it_is_named_first() -> None:
+    """So Claude Code searches among its tools: the beginning of the prompt stays as it was."""
+    tide, called = WEATHER | {"name": "tide", "defer_loading": True}, {"role": "assistant", "content": [CALL]}
+    ignored = IgnoredFields()
+    found, again = referring("tide", "weather"), referring("tide")
+    request = read(ignored, tools=[WEATHER, tide], messages=[HI, called, found, called, again]).chat.prompt
+    assert [tool["function"]["name"] for tool in request.tools.shown] == ["weather"]
+    assert [tool.name for tool in request.tools.tools] == ["weather", "tide"] and not ignored.names
+    first, second = (message["content"] for message in request.messages if message["role"] == "tool")
+    described, known = first.split("\n\n")
+    function = json.loads(described.removeprefix("<functions>\n<function>").removesuffix("</function>\n</functions>"))
+    assert function == {"name": "tide", "description": "of a city", "parameters": SCHEMA}
+    assert known == "The function weather can be called." and second == "The function tide can be called."
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": "hi"}, "messages"),
+        (
+            {"messages": [HI, {"role": "assistant", "content": [CALL]}, referring("tide")]},
+            "messages[2].content[0].content[0].tool_name",
+        ),
+        ({"tools": [WEATHER | {"defer_loading": "x"}]}, "tools[0].defer_loading"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [CALL]}]}, "messages[0].content[0].type"),

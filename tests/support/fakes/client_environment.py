@@ -21,6 +21,8 @@ LOCK, REQUIREMENTS = CLIENTS / "js" / "package-lock.json", CLIENTS / "python" / 
 PIP_TIMEOUT, NPM_TIMEOUT = 600.0, 120.0
 OLDEST_NODE = 20
 NPM = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=20000")
+# One package in its version, with whatever it needs in those of today.
+NPM_AGENT = ("npm", "install", "--save-exact", *NPM[2:])
 # Modules are compiled when they are first imported, and most never are; unless Python may not keep it then.
 COMPILING = "--compile" if sys.dont_write_bytecode else "--no-compile"
 PIP = (
@@ -62,13 +64,18 @@ def made_whole(place: Path) -> Iterator[Path]:
             made.rename(place)
 
 
-def node_modules() -> Path:
-    """Return the folder of the JavaScript packages."""
+def need_node() -> None:
+    """Raise NotInstalled without a node that will do."""
     if not shutil.which("node") or not shutil.which("npm"):
         raise NotInstalled("node and npm are not there (Debian: apt install nodejs npm)")
     shown = subprocess.run(("node", "--version"), capture_output=True, text=True, timeout=60).stdout
     if int(re.sub(r"\D.*", "", shown.strip().removeprefix("v")) or 0) < OLDEST_NODE:
         raise NotInstalled(f"node {OLDEST_NODE} or later is not there, only {shown.strip()}")
+
+
+def node_modules() -> Path:
+    """Return the folder of the JavaScript packages."""
+    need_node()
     place = cache() / f"js-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
     if not place.exists():
         with made_whole(place) as folder:
