@@ -52,7 +52,7 @@ def test_a_comparison_is_the_same_each_time() -> None:
 
 @pytest.mark.long
 def test_a_batch_of_5000_lines_costs_those_who_wait_nothing_and_uses_what_is_idle() -> None:
-    """Where each row of a step costs, as on CPUs: the time to the first token at the 99th percentile, and the seats."""
+    """The time to the first token at the 99th percentile, and the seats, where each row of a step costs, as on CPUs."""
     steps = "1=14.4,8=14.8,32=53.3,256=284.2"
     command = [sys.executable, "scripts/simulate_goodput.py", "--steps", steps, "--ratios", "0:2", "--seed", "3"]
     command += ["--rate", "1.5", "--requests", "240", "--batch", "5000"]

@@ -50,7 +50,7 @@ def test_what_is_wrong_with_a_line_is_said_of_it_alone(kept: ScriptedSite) -> No
         line("bare") | {"body": 3},
         line("streams", stream=True),
         line("wrong", temperature=9),
-        line("block", [{"type": "wobble"}]),
+        line("block", messages=[{"role": "user", "content": [{"type": "wobble"}]}]),
         line("last"),
     ]
     over = ended(kept, begun(kept, lines))
@@ -166,7 +166,8 @@ def test_messages_have_batches_of_their_own(kept: ScriptedSite) -> None:
         error = results[name]["error"]
         assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
         assert told_of in error["error"]["message"]
-    for wrong in ("no object", {"custom_id": "a", "params": "no object"}, {"params": {}}):
+    wrongs: list[Any] = ["no object", {"custom_id": "a", "params": "no object"}, {"params": {}}]
+    for wrong in wrongs:
         answer = kept.ask("POST", "/v1/messages/batches", {"requests": [message("a"), wrong]})
         assert answer.status == 400 and answer.json["type"] == "error"
         assert answer.json["error"]["message"].startswith("requests[1]")

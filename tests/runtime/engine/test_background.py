@@ -84,7 +84,7 @@ def measured(seconds_of: Callable[[int], float]) -> tuple[BackgroundRoom, list[f
 
 
 def test_a_step_is_little_longer_for_it() -> None:
-    """Whoever comes waits for its rest: rows that cost are few, and rows that cost nothing are all there."""
+    """Rows that cost are few, since somebody may come and wait for the rest of the step; others are all there."""
     room, now = measured(lambda rows: 0.010 + 0.002 * rows)
     assert room.rows(0, are_there=False) is None, "nobody else has come yet"
     assert room.rows(0, are_there=True) == 6, "0.012 s more than a step of one row"
