@@ -13,6 +13,9 @@ from pontil.runtime.cache.storage import KVStorage
 
 logger = logging.getLogger("pontil.cache")
 
+# The last use of a leased block: later than any other, so that the next process evicts it last. It may have been used
+# longest ago, and is not leased anew before that process has warmed up.
+LEASED = 1 << 62
 # Share of the time of steps that may be spent on records while there is work.
 STEP_SHARE = 0.01
 
@@ -86,7 +89,7 @@ class BlockRecorder:
             for key in record.keys:
                 index.add(key, record.block)
             self.unchecked[record.block] = record.digest
-            self.last_use = max(self.last_use, record.used)
+            self.last_use = max(self.last_use, record.used if record.used < LEASED else 0)
         self.pool.restore(list(self.unchecked))
         for block in range(self.records.num_blocks):
             if block not in self.unchecked:
@@ -117,6 +120,9 @@ class BlockRecorder:
         """Note that a block was used last of all."""
         self.last_use += 1
         self.records.touch(block, self.last_use)
+
+    def leased(self, block: int) -> None:
+        self.records.touch(block, LEASED)
 
     def rested(self, block: int) -> None:
         self.used(block)

@@ -53,6 +53,9 @@ class IndexObserver(Protocol):
     def used(self, block: int) -> None:
         """A block without an owner was used."""
 
+    def leased(self, block: int) -> None:
+        """A block got an owner that keeps it for others to find: it is to be evicted last where it is found next."""
+
     def rested(self, block: int) -> None:
         """A block with a key has lost its last owner: nobody writes it until it is forgotten."""
 
@@ -68,6 +71,7 @@ class NoObserver:
 
     def added(self, block: int, final: bool) -> None: ...
     def used(self, block: int) -> None: ...
+    def leased(self, block: int) -> None: ...
     def rested(self, block: int) -> None: ...
     def forgotten(self, block: int) -> None: ...
 

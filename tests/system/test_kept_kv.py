@@ -1,51 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of a real launch are killed, and the next ones have cached what they had."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_workers import files_of, kill, wait_for_records
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 from tiny_llama import write_tiny_llama
-
-from pontil.runtime.cache.block_records import HEADER_BYTES, RECORD_BYTES, BlockRecords
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 LONG = pytest.mark.long
 OPTIONS = ("--kv-cache-memory", "8MiB", "--restart-delay", "0.1", "--share-devices")
-
-
-def files_of(pid: int, name: str) -> dict[int, Path]:
-    """The anonymous files of this name that a process has open, by their inode."""
-    found = {}
-    with suppress(FileNotFoundError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                if os.readlink(link).startswith(f"/memfd:{name} "):
-                    found[link.stat().st_ino] = link
-    return found
-
-
-@contextmanager
-def records_in(link: Path) -> Iterator[BlockRecords]:
-    file = os.open(link, os.O_RDWR)
-    try:
-        blocks = (os.fstat(file).st_size - HEADER_BYTES) // RECORD_BYTES
-        records = BlockRecords(file, blocks)
-        yield records
-        records.map.close()
-    finally:
-        os.close(file)
-
-
-def recorded(link: Path) -> int:
-    with records_in(link) as records:
-        return len(records.all())
 
 
 def ask(served: Served) -> tuple[list[int], int]:
@@ -53,21 +23,6 @@ def ask(served: Served) -> tuple[list[int], int]:
     told: dict[str, Any] = served.complete(PROMPT, max_tokens=8, ignore_eos=True)
     cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
     return told["choices"][0]["token_ids"], cached
-
-
-def kill(served: Served, *names: str, rank: int = 0) -> None:
-    """Kill these workers, or a rank of them, and wait until others serve in their place."""
-    before = {name: served.living(name).pid for name in names}
-    served.kill(*names, rank=rank)
-    for name, pid in before.items():
-        served.living(name, after=pid)
-    wait_for(served.is_ready, START_TIMEOUT, "readiness")
-
-
-def wait_for_records(served: Served, blocks: int) -> None:
-    """Wait until each worker has recorded so many blocks."""
-    links = files_of(served.process.pid, "pontil-kv-records").values()
-    wait_for(lambda: all(recorded(link) >= blocks for link in links), START_TIMEOUT, "recording")
 
 
 @contextmanager

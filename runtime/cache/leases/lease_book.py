@@ -107,6 +107,8 @@ class LeaseBook:
                 f"leases may hold {self.told(min(self.room, self.pool.available))} more of this worker's KV memory now"
             )
         self.pins.update(lease.blocks)
+        for block in lease.blocks:
+            self.pool.index.observer.leased(block)
         self.owner_blocks[lease.owner] += len(lease.blocks)
         self.leases[lease.id] = self.changed[lease.id] = lease
         self.push(lease)
