@@ -167,8 +167,8 @@ class ResumableRoutes:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
-        about = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
-        about |= {RECORDED: wanted(request)}
+        about: dict[str, Any] = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
+        about[RECORDED] = wanted(request)
         if isinstance(works[0], Generation) and isinstance(works[0].remote_kv, KeepPrompt):
             # Another proxy that restores the stream does not know the blocks that its answer has to tell.
             says = "with do_remote_decode is for an answer that cannot be continued: leave out pontil-resume"

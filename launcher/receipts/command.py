@@ -2,6 +2,7 @@
 """The command `verify`: receipts, checked and computed again."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,10 +30,7 @@ MOST_COMPANY, MOST_RANKS = 64, 64
     "--ranks", type=click.IntRange(1, MOST_RANKS), default=1, metavar="COUNT", help="Compute in so many processes."
 )
 @click.option("--signature-only", is_flag=True, help="Check the signature, and compute nothing.")
-def verify(
-    file: Path, model: str | None, prompt: Path | None, key: str | None, kernels: str | None, batch: int,
-    ranks: int, signature_only: bool,
-) -> int:  # fmt: skip
+def verify(file: Path, prompt: Path | None, key: str | None, signature_only: bool, **computing: Any) -> int:
     """Check the receipts in FILE: exit code 0 when they hold, 1 when not, with where they first differ.
 
     FILE is a receipt, an answer that carries one, or the events of a stream. No server is needed: the model is loaded
@@ -42,8 +40,9 @@ def verify(
     text = content(file, "the file of the receipt")
     prompt_text = None if prompt is None else content(prompt, "the prompt")
     trusted = None if key is None else read_public_key(key)
+    company = computing.pop("batch") - 1
     cache = read_environment().cache_directory
-    wanted = None if signature_only else RecomputeOptions(model, cache, kernels, batch - 1, ranks)
+    wanted = None if signature_only else RecomputeOptions(cache=cache, company=company, **computing)
     is_equal = True
     for holds, line in verify_receipts(text, prompt_text, trusted, wanted):
         click.echo(f"{'equal ' if holds else 'DIFFER'}  {line}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pontil.runtime.config.worker_config import WorkerConfig
 
 
-class RankProcesses:
+class FollowerProcesses:
     """Processes that end with this one. They are forked before it computes anything."""
 
     def __init__(self, folder: Path) -> None:
@@ -43,9 +43,9 @@ class RankProcesses:
 
 
 @contextmanager
-def rank_processes() -> Iterator[RankProcesses]:
+def rank_processes() -> Iterator[FollowerProcesses]:
     with tempfile.TemporaryDirectory(prefix="pontil-verify-") as folder:
-        made = RankProcesses(Path(folder))
+        made = FollowerProcesses(Path(folder))
         try:
             yield made
         finally:
