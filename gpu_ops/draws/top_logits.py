@@ -24,20 +24,26 @@ def top_logits(logits: Tensor, count: int) -> Tensor:
 
 def top_of_row(row: NDArray[numpy.float32], count: int) -> NDArray[numpy.int32]:
     groups = max(1, len(row) // GROUP)
+    body = len(row) - len(row) % groups
     # Ids that lie `groups` apart are a group: so a row's maxima are made at the speed of memory.
-    rest = len(row) % groups
-    highest = row[: len(row) - rest].reshape(-1, groups).max(0)
-    if numpy.isnan(highest).any() or numpy.isnan(row[len(row) - rest :]).any():
+    table = row[:body].reshape(-1, groups)
+    ranked, tail = table.max(0), row[body:]
+    few = min(count, groups)
+    # As many logits as are wanted are at least this high, so no lower one is among them. NaN is partitioned behind all.
+    ordered = numpy.partition(ranked, -few)
+    least = ordered[-few]
+    if numpy.isnan(ordered[-few:]).any() or numpy.isnan(tail).any():
         return top_of_row(numpy.where(numpy.isnan(row), numpy.float32(-numpy.inf), row), count)
-    # As many logits as are wanted are at least this high, so no lower one is among them.
-    least = numpy.partition(highest, -min(count, groups))[-min(count, groups)]
-    chosen = numpy.nonzero(highest >= least)[0]
-    ids = numpy.add.outer(chosen, numpy.arange(0, len(row) - rest, groups)).ravel()
-    ids = numpy.concatenate([ids, numpy.arange(len(row) - rest, len(row))])
-    found = row[ids] + numpy.float32(0.0)
-    best = numpy.lexsort((ids, -found))[:count]
+    chosen = numpy.flatnonzero(ranked >= least)
+    found = table[:, chosen]
+    inside, group = numpy.nonzero(found >= least)
+    ids = (inside * groups + chosen[group]).tolist() + list(range(body, len(row)))
+    logits = found[inside, group].tolist() + tail.tolist()
+    best = sorted(zip([-logit for logit in logits], ids, strict=True))[:count]
     pairs = numpy.full((count, 2), -1, numpy.int32)
-    pairs[: len(best), 0], pairs[: len(best), 1] = ids[best], found[best].view(numpy.int32)
+    pairs[: len(best), 0] = [one for _, one in best]
+    # The sum turns -0.0 into 0.0.
+    pairs[: len(best), 1] = numpy.array([0.0 - logit for logit, _ in best], numpy.float32).view(numpy.int32)
     return pairs
 
 

@@ -21,6 +21,8 @@ from pontil.runtime.wire.compatibility import promises_bits
 from pontil.runtime.wire.messages import Hello
 
 HEADER = "pontil-receipt"
+# The name of the wish in the record of a stream that can be continued.
+RECORDED = "receipt"
 WHOLE, DIGEST = "1", "digest"
 MOVED = "the workers that made this answer have left, so that nothing can be said of them"
 
@@ -32,7 +34,12 @@ def check_no_receipt(request: Request, what: str) -> None:
 
 
 def wanted(request: Request) -> str | None:
-    """Return which receipt this request asks for, if it does."""
+    """Return which receipt this request asks for, if it does: one that continues a stream, that which the stream was
+    begun with."""
+    context = getattr(request.ctx, "resume", None)
+    if context is not None and context.claimed is not None:
+        begun_with: str | None = context.head.get(RECORDED)
+        return begun_with
     value: str = request.headers.getone(HEADER, "0")
     if value not in ("0", WHOLE, DIGEST):
         raise RequestError(f"{HEADER} is {value!r:.40}: send 1, or digest for one without the prompt's ids")
@@ -95,7 +102,7 @@ class ReceiptNote:
         return {
             "receipt": VERSION,
             "id": self.reply,
-            "request": request.ticket.name or "",
+            "request": request.id,
             "model": self.model,
             "model_fingerprint": hello.model_fingerprint,
             "tokenizer": self.proxy.tokenizer.digest,

@@ -11,7 +11,7 @@ from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
 from pontil.http.fields.kv_transfer import NAME as KV_PARAMS
-from pontil.http.stream.receipts import check_no_receipt
+from pontil.http.stream.receipts import RECORDED, wanted
 from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ReplyHeading
 from pontil.http.stream.resumable_format import ResumableFormat
@@ -152,8 +152,6 @@ class ResumableRoutes:
             check_not_asked(request)
         if context is None or not (form.streamed or context.claimed):
             return submit(), form
-        # Another proxy that goes on with it has no chain of what there is.
-        check_no_receipt(request, "a stream that can be continued")
         if len(works) > 1:
             raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
         streams = self.proxy.streams
@@ -169,7 +167,8 @@ class ResumableRoutes:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
-        about = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
+        about: dict[str, Any] = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
+        about[RECORDED] = wanted(request)
         if isinstance(works[0], Generation) and isinstance(works[0].remote_kv, KeepPrompt):
             # Another proxy that restores the stream does not know the blocks that its answer has to tell.
             says = "with do_remote_decode is for an answer that cannot be continued: leave out pontil-resume"

@@ -2,18 +2,19 @@
 """The command `verify`: receipts, checked and computed again."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.receipt_key import read_public_key
 from pontil.launcher.options.options import read_environment
-from pontil.launcher.receipts.verification import verify_receipts
+from pontil.launcher.receipts.verification import RecomputeOptions, verify_receipts
 
 FILE = click.Path(path_type=Path)
 # More than an answer with a prompt of a million tokens takes.
 MOST_BYTES = 1 << 28
-MOST_COMPANY = 64
+MOST_COMPANY, MOST_RANKS = 64, 64
 
 
 @click.command(short_help="Check a receipt, and compute again what it states.")
@@ -25,21 +26,23 @@ MOST_COMPANY = 64
 @click.option(
     "--batch", type=click.IntRange(1, MOST_COMPANY), default=1, metavar="COUNT", help="Compute so many at once."
 )
+@click.option(
+    "--ranks", type=click.IntRange(1, MOST_RANKS), default=1, metavar="COUNT", help="Compute in so many processes."
+)
 @click.option("--signature-only", is_flag=True, help="Check the signature, and compute nothing.")
-def verify(
-    file: Path, model: str | None, prompt: Path | None, key: str | None, kernels: str | None, batch: int,
-    signature_only: bool,
-) -> int:  # fmt: skip
+def verify(file: Path, prompt: Path | None, key: str | None, signature_only: bool, **computing: Any) -> int:
     """Check the receipts in FILE: exit code 0 when they hold, 1 when not, with where they first differ.
 
     FILE is a receipt, an answer that carries one, or the events of a stream. No server is needed: the model is loaded
-    here, and every token is drawn again. With --batch it is computed beside others, which changes nothing if the
-    receipt is right.
+    here, and every token is drawn again. With --batch it is computed beside others,
+    and with --ranks by several processes, which changes nothing if the receipt is right.
     """
     text = content(file, "the file of the receipt")
     prompt_text = None if prompt is None else content(prompt, "the prompt")
     trusted = None if key is None else read_public_key(key)
-    wanted = None if signature_only else (model, read_environment().cache_directory, kernels, batch - 1)
+    company = computing.pop("batch") - 1
+    cache = read_environment().cache_directory
+    wanted = None if signature_only else RecomputeOptions(cache=cache, company=company, **computing)
     is_equal = True
     for holds, line in verify_receipts(text, prompt_text, trusted, wanted):
         click.echo(f"{'equal ' if holds else 'DIFFER'}  {line}")

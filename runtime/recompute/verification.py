@@ -2,20 +2,20 @@
 """The check of a file's receipts: their signatures, then everything that they state, computed again."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import TORCH
-from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
+from pontil.runtime.config.worker_config import EXACT, FAST, QUANTIZATIONS, WorkerConfig
 from pontil.runtime.errors import RequestError
 from pontil.runtime.receipts.answer_file import AnswerFile
 from pontil.runtime.receipts.statement import MOST_ID, NoReceipt, Receipt
 from pontil.runtime.recompute.recompute import difference, recompute
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, promises_bits
+from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL, promises_bits
 from pontil.runtime.worker.start.assembly import WorkerResources, assemble
 
 
@@ -27,16 +27,25 @@ class Verification:
     text: str
 
 
+def alone(config: WorkerConfig) -> WorkerConfig:
+    """Return the configuration of a worker of one process."""
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class Recomputation:
     """The way in which receipts are computed again: by the model at `path`, with the `kernels` of this name instead of
-    those of the receipt, beside `company` other requests, on these cores."""
+    those of the receipt, beside `company` other requests, on these cores;
+    by so many `ranks`, if not by as many as the receipt's sums depend on. `start_ranks` starts all of them but this
+    process, and completes the configuration."""
 
     path: Path
     cache: Path
     cores: tuple[int, ...]
     kernels: str | None = None
     company: int = 0
+    ranks: int = 1
+    start_ranks: Callable[[WorkerConfig], WorkerConfig] = alone
 
     def config(self, receipt: Receipt) -> WorkerConfig:
         """Return a worker's configuration that computes as the receipt says it was computed."""
@@ -57,11 +66,13 @@ class Recomputation:
             kernels=self.kernels or kernels_of(statement["kernels"]),
             quantization=quantization_of(statement["kernels"]),
             deterministic=is_on_gpu and DETERMINISTIC in statement["kernels"],
+            ranks=ranks_of(statement["kernels"]) or self.ranks,
+            tensor_parallel_arithmetic=FAST if ranks_of(statement["kernels"]) else EXACT,
         )
 
     def open(self, receipt: Receipt) -> WorkerResources:
         """Load the model. Raises ModelError."""
-        return assemble(self.config(receipt), NoReports())
+        return assemble(self.start_ranks(self.config(receipt)), NoReports())
 
 
 def kernels_of(name: str) -> str:
@@ -73,6 +84,12 @@ def kernels_of(name: str) -> str:
 def quantization_of(name: str) -> str:
     """Return the quantization that is named behind a receipt's kernels."""
     return next((word for word in name.split() if word in QUANTIZATIONS), "none")
+
+
+def ranks_of(name: str) -> int | None:
+    """Return the number of ranks on which the sums of a receipt's kernels depend, if they do."""
+    _, depends, count = name.partition(ROW_PARALLEL)
+    return int(count.split()[0]) if depends and count.split()[:1] and count.split()[0].isdecimal() else None
 
 
 class NoReports:
@@ -93,6 +110,8 @@ def verified(file: AnswerFile, how: Recomputation, prompt: str | None) -> Iterat
     machine: WorkerResources | None = None
     for number, receipt in enumerate(file.receipts):
         if machine is None or how.config(receipt) != how.config(file.receipts[number - 1]):
+            if machine is not None:
+                machine.driver.close()
             machine = how.open(receipt)
         if (other := identity_difference(receipt, machine)) is not None:
             yield Verification(False, other)

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from scripted_site import ScriptedSite
-from scripted_worker import eventually
-from stream_front import ASK, PATHS, TEXT, Front, Reader, ends, told, usages
+from scripted_worker import eventually, top_logits_of
+from stream_front import ASK, KEY, PATHS, TEXT, Front, Reader, ends, told, usages
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.resume import resumable
 from pontil.runtime.proxy.siblings.stream_record import Sweep
+from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended
+from pontil.runtime.receipts.signing import ReceiptSigner, check_signature
+from pontil.runtime.receipts.statement import Receipt
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -53,6 +56,24 @@ def test_a_stream_goes_on_at_another_proxy_while_its_own_lives(path: str, front:
     assert row["proxy"] == two.proxy.incarnation and row["attempts"] > 1
     assert row["completion_tokens"] == usages(second)[0]["completion_tokens"]
     assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_receipt_goes_on_with_its_stream(front: Front, elsewhere: bool) -> None:
+    """Its chain is that of the whole answer, whoever has added which part, and the client need not ask again."""
+    about = {"kernels": "avx2", "dtype": "bfloat16"}
+    one, two = front.start(0, **about), front.start(1, **about)
+    first = Reader(one, "/v1/completions", ASK, **{"pontil-receipt": "digest"}).read(9)
+    first.leave()
+    second = Reader(two if elsewhere else one, "/v1/completions", {}, first.last).all()
+    (data,) = [event["receipt"] for event in second.events if "receipt" in event]
+    receipt = Receipt.from_json(data)
+    check_signature(receipt, ReceiptSigner(bytes.fromhex(KEY)).public_key)
+    stated = b"".join(top_logits_of(token, TOP_LOGITS) for token in receipt.tokens)
+    assert receipt.statement["chain"] == extended(START, receipt.tokens, stated).hex() and receipt.prompt is None
+    assert told(first, second) == TEXT and one.tokenizer.decode(receipt.tokens) == TEXT
+    again = Reader(two, "/v1/completions", {}, first.stream).all()
+    assert [event["receipt"] for event in again.events if "receipt" in event] == [data]
 
 
 def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(

@@ -58,6 +58,7 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
     return {
         "attempt": request.attempts.number,
         "new": [answer.ids[count:] for answer, count in zip(request.answers, written, strict=True)],
+        "chains": [answer.chain.hex() for answer in request.answers] if request.params.top_logits else [],
         "reasons": {
             str(choice): [reason, request.answers[choice].stop_match] for choice, reason in request.reasons.items()
         },
@@ -172,6 +173,8 @@ def take_state(
         entry.take_over(*share)
     triples = zip(request.answers, ids, retold, strict=True)
     request.answers = tuple(told_again(request, choice, choice_ids, text) for choice, choice_ids, text in triples)
+    for answer, chain in zip(request.answers, state.get("chains", ()), strict=False):
+        answer.chain = bytes.fromhex(chain)
     if (end := end_of(state)) is not None:
         request.mailbox.end = Finished(request.reasons[0], end.usage, request.attempts.route_name)
 

@@ -9,7 +9,7 @@ import pytest
 from kernels import CACHE
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, greedy, prompt
 
-from pontil.launcher.receipts.verification import verify_receipts
+from pontil.launcher.receipts.verification import RecomputeOptions, verify_receipts
 from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended, width
 from pontil.runtime.receipts.signing import ReceiptSigner
 from pontil.runtime.receipts.statement import ids_digest, stated_parameters
@@ -52,8 +52,9 @@ def receipt_of(
     return SIGNER.receipt(statement, tokens, ids).to_json()
 
 
-def verified(data: Any, model: Path, company: int = 0, prompt_text: str | None = None) -> list[tuple[bool, str]]:
-    return list(verify_receipts(json.dumps(data), prompt_text, None, (str(model), CACHE, None, company)))
+def verified(data: Any, model: Path, prompt_text: str | None = None, **how: Any) -> list[tuple[bool, str]]:
+    wanted = RecomputeOptions(str(model), CACHE, **how)
+    return list(verify_receipts(json.dumps(data), prompt_text, None, wanted))
 
 
 def answered(proxy: ScriptedProxy, pair: Pair, name: str, params: SamplingParams, *, both: bool) -> WorkerAnswer:

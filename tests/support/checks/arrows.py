@@ -326,8 +326,8 @@ ARROWS: dict[str, set[str]] = {
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
     # On request: checks receipts, and computes them again in its own process.
     "launcher/receipts": {
-        "launcher/keys", "launcher/options", "runtime", "runtime/loaders/builtin", "runtime/receipts",
-        "runtime/recompute",
+        "launcher/child", "launcher/keys", "launcher/options", "runtime", "runtime/loaders/builtin",
+        "runtime/receipts", "runtime/recompute", "runtime/worker",
     },
     "launcher/supervisor/rollouts": {
         "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",

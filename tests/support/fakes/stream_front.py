@@ -13,6 +13,8 @@ from scripted_site import ScriptedSite, site
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
+# Of receipts.
+KEY = "29" * 32
 TEXT = "The quick brown fox 😀 jumps over the lazy dog, and then it sleeps until the evening comes."
 ASK = {"model": "tiny", "prompt": "tell me", "max_tokens": 100, "stream": True,
        "stream_options": {"include_usage": True}}  # fmt: skip
@@ -96,7 +98,7 @@ class Front:
         made = site(
             own, self.tokenizer, name=f"proxy:{number}", number=number, proxies=2, usage_log=str(self.usage_log),
             shared_folder=str(self.folder / "proxies"), resume_folder=str(self.folder / "streams"),
-            resume_window=self.window,
+            resume_window=self.window, receipt_key=KEY,
         )  # fmt: skip
         served = made.__enter__()
         served.worker(text=TEXT, **({"pace": 0.004} | worker))
