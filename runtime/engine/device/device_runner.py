@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
+from pontil.gpu_ops.draws.sampling import prepare
 from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
@@ -140,8 +141,9 @@ class DeviceRunner(ModelRunner):
 
     @torch.inference_mode()
     def record(self, shapes: Sequence[Shape]) -> None:
-        """Record decode steps of some shapes, together with the other ranks."""
+        """Record decode steps of some shapes, together with the other ranks, and compile what draws start."""
         self.layers.record(shapes, self.inputs.send)
+        prepare(self.model.config.vocab_size, self.link.device)
 
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)

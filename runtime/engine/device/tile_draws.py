@@ -9,7 +9,7 @@ from torch import Tensor
 from pontil.gpu_ops.draws.sampling import draw
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
-from pontil.runtime.engine.device.draw_inputs import LogprobPlan, PlacedLogprobs, asked_of, draw_sections
+from pontil.runtime.engine.device.draw_inputs import LogprobPlan, PlacedLogprobs, asked_of, draw_sections, kinds_of
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepSections
@@ -67,7 +67,8 @@ class TileDraws:
         if self.logits is None or all(sequence in self.left_out for sequence in self.plan.sequences):
             return
         self.drawn = results.ids[self.first : self.first + self.count]
-        draw(self.edited_logits(self.logits), DeviceDraws(*self.number_sections()), self.drawn)
+        logits, draws = self.edited_logits(self.logits), DeviceDraws(*self.number_sections())
+        draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
         if self.asked:
             logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
             self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))
