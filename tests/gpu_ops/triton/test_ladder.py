@@ -135,6 +135,7 @@ def test_it_compiles_within_its_budget(target: str, name: str, rungs: dict[str, 
     assert kernels
     for one in kernels:
         assert one["registers"] <= budget.registers and one["spills"] <= budget.spills, one
+        assert one.get("scalar_spills", 0) <= budget.scalar_spills, one
         assert one["shared"] <= min(budget.shared, SHARED[target]), one
     seen = {instruction for one in kernels for instruction in one["instructions"]}
     for wanted in (*budget.must_have.get(family, ()), *budget.must_have.get(target, ())):

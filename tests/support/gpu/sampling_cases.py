@@ -126,7 +126,8 @@ def in_real_chunks() -> KernelCase:
         chunked_sampling.draw(logits, DeviceDraws(whole, numbers, whole, numbers, numbers, numbers), whole)
         return ()
 
-    return KernelCase("draw-chunks-151936", call, budget=BUDGET, interpreted=False)
+    budget = Budget(shared=64 << 10, scalar_spills=48)
+    return KernelCase("draw-chunks-151936", call, budget=budget, interpreted=False)
 
 
 KINDS = shaped(10)
