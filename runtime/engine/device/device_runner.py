@@ -97,7 +97,7 @@ class DeviceRunner(ModelRunner):
             if batch.copies:
                 self.followers.copy(batch.copies)
             step = self.start(batch, rounds)
-            return Launched(step.collect, step.places, frozenset(), step.draw, late=True)
+            return Launched(step.collect, step.places, frozenset(), step.draw, late=True, mark=self.mark_of(batch))
         # Copies of an attempt may still read host memory that the next one writes.
         step, ends = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += ends
@@ -105,7 +105,8 @@ class DeviceRunner(ModelRunner):
 
     def mark_of(self, batch: Batch) -> Any:
         """Return the moment behind a step that ends prompts which are handed over. States that go with a handoff are
-        read behind everything that was started."""
+        read behind everything that was started; so are the blocks of other ranks, which get the order to publish them
+        behind the plan of the next step."""
         is_alone = self.keeps_states or not handed_over(batch)
         return None if is_alone else self.storage.mark()
 
