@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.nucleus import DOUBT, Nucleus, nucleus
-from pontil.gpu_ops.parameters.draws import DeviceDraws, DrawnRows
+from pontil.gpu_ops.parameters.draws import ALL_KINDS, DeviceDraws, DrawKinds, DrawnRows
 
+# Draws up to which a device divides each of a large row over several programs.
+FEW_DRAWS = 32
 # Rows whose top_k is at most this look at this many highest logits only.
 NARROW = 128
 # Probabilities become integers of this unit: their sum over a row stays far below 2^53.
@@ -111,19 +113,37 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
     return tokens
 
 
-def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+def draw(logits: Tensor, draws: DeviceDraws, out: Tensor, kinds: DrawKinds = ALL_KINDS) -> None:
     """Write the ids that are drawn from logits float32 [rows, vocabulary] into `out` int32 [draws]; those of `greedy`
-    and `sample`, but for the rounding of exponentials. Where nothing is drawn `out` stays as it is."""
+    and `sample`, but for the rounding of exponentials. Where nothing is drawn `out` stays as it is. All draws are of
+    these `kinds`, or of fewer."""
     if logits.device.type != "cpu":
-        from pontil.gpu_ops.triton.sampling import draw as draw_there
+        from pontil.gpu_ops.triton import chunked_sampling, sampling
 
-        draw_there(logits, draws, out)
+        if len(draws.row) <= FEW_DRAWS and logits.shape[1] > chunked_sampling.CHUNK:
+            chunked_sampling.draw(logits, draws, out, kinds)
+        else:
+            sampling.draw(logits, draws, out)
         return
     real, certain = draws.row >= 0, draws.temperature == 0.0
     for some, take in ((real & certain, highest_ids), (real & ~certain, random_ids)):
         places = some.nonzero().squeeze(1)
         if len(places):
             out[places] = take(logits, draws, places).int()
+
+
+def prepare(vocabulary: int, device: torch.device) -> None:
+    """Compile what draws from few rows of so many logits start there, of every kind, by drawing from none."""
+    from pontil.gpu_ops.triton import chunked_sampling
+
+    if vocabulary <= chunked_sampling.CHUNK:
+        return
+    logits, row = torch.empty(1, vocabulary, device=device), torch.full((1,), -1, dtype=torch.int32, device=device)
+    real = torch.zeros(1, dtype=torch.float64, device=device)
+    for by_count, by_mass in ((False, False), (True, False), (False, True), (True, True)):
+        kinds = DrawKinds(True, by_count, by_mass)
+        chunked_sampling.draw(logits, DeviceDraws(row, real, row, real, real, real), row, kinds)
+    chunked_sampling.draw(logits, DeviceDraws(row, real, row, real, real, real), row, DrawKinds(False, False, False))
 
 
 def highest_ids(logits: Tensor, draws: DeviceDraws, places: Tensor) -> Tensor:

@@ -20,6 +20,19 @@ class DeviceDraws:
     uniform: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DrawKinds:
+    """The kinds among some draws: any that is `random`, and among these any that is cut `by_count` (top_k) or `by_mass`
+    (top_p)."""
+
+    random: bool = True
+    by_count: bool = True
+    by_mass: bool = True
+
+
+ALL_KINDS = DrawKinds()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnRows:
     """Rows to draw from where they are `tried` (bool [rows]), and where masses that are wrong by the share `doubt` of

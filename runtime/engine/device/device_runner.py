@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
+from pontil.gpu_ops.draws.sampling import prepare
 from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
@@ -96,7 +97,7 @@ class DeviceRunner(ModelRunner):
             if batch.copies:
                 self.followers.copy(batch.copies)
             step = self.start(batch, rounds)
-            return Launched(step.collect, step.places, frozenset(), step.draw, late=True)
+            return Launched(step.collect, step.places, frozenset(), step.draw, late=True, mark=self.mark_of(batch))
         # Copies of an attempt may still read host memory that the next one writes.
         step, ends = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += ends
@@ -104,7 +105,8 @@ class DeviceRunner(ModelRunner):
 
     def mark_of(self, batch: Batch) -> Any:
         """Return the moment behind a step that ends prompts which are handed over. States that go with a handoff are
-        read behind everything that was started."""
+        read behind everything that was started; so are the blocks of other ranks, which get the order to publish them
+        behind the plan of the next step."""
         is_alone = self.keeps_states or not handed_over(batch)
         return None if is_alone else self.storage.mark()
 
@@ -140,8 +142,9 @@ class DeviceRunner(ModelRunner):
 
     @torch.inference_mode()
     def record(self, shapes: Sequence[Shape]) -> None:
-        """Record decode steps of some shapes, together with the other ranks."""
+        """Record decode steps of some shapes, together with the other ranks, and compile what draws start."""
         self.layers.record(shapes, self.inputs.send)
+        prepare(self.model.config.vocab_size, self.link.device)
 
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
 from pontil.gpu_ops.draws.top_logits import top_logits
+from pontil.gpu_ops.parameters.draws import DrawKinds
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import Place, ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array
@@ -30,6 +31,12 @@ def draw_sections(draws: Sequence[Draw], count: int) -> list[Array]:
     numbers[:, : len(draws)] = np.array([numbers_of(draw) for draw in draws], np.float64).reshape(-1, 5).T
     temperature, top_k, top_p, min_p, number = numbers
     return [row, temperature, top_k.astype(np.int32), top_p, min_p, number]
+
+
+def kinds_of(draws: Sequence[Draw]) -> DrawKinds:
+    """Return which steps these draws need."""
+    warm = [draw.sequence.params for draw in draws if not draw.sequence.params.greedy]
+    return DrawKinds(bool(warm), any(one.top_k > 0 for one in warm), any(one.top_p < 1.0 for one in warm))
 
 
 def numbers_of(draw: Draw) -> Sequence[float]:

@@ -15,6 +15,7 @@ from pontil.runtime.engine.device.draw_inputs import (
     TopLogitsPlan,
     asked_of,
     draw_sections,
+    kinds_of,
 )
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
@@ -75,7 +76,8 @@ class TileDraws:
         if self.logits is None or all(sequence in self.left_out for sequence in self.plan.sequences):
             return
         self.drawn = results.ids[self.first : self.first + self.count]
-        draw(self.edited_logits(self.logits), DeviceDraws(*self.number_sections()), self.drawn)
+        logits, draws = self.edited_logits(self.logits), DeviceDraws(*self.number_sections())
+        draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
         if self.asked:
             logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
             self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))

@@ -13,12 +13,14 @@ Results = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a compiled kernel: registers of a thread, bytes of shared memory, spilled bytes, and the instructions
-    that its assembly must contain, by the family of processors ("nvidia", "amd") and by the processor ("sm_90a")."""
+    """Limits of a compiled kernel: registers of a thread, bytes of shared memory, spilled bytes, scalars that AMD's
+    processors have to keep in lanes of vector registers, and the instructions that its assembly must contain, by the
+    family of processors ("nvidia", "amd") and by the processor ("sm_90a")."""
 
     registers: int = 255
     shared: int = 160 << 10
     spills: int = 0
+    scalar_spills: int = 0
     must_have: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -172,9 +172,13 @@ def amd_facts(assembly: str) -> dict[str, Any]:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", assembly)[0])
 
-    spills = number("vgpr_spill_count") + number("sgpr_spill_count")
     names = sorted(set(re.findall(r"^\s+([a-z]\w+)", assembly, re.MULTILINE)))
-    return {"registers": number("vgpr_count"), "spills": spills, "instructions": names}
+    return {
+        "registers": number("vgpr_count"),
+        "spills": number("vgpr_spill_count"),
+        "scalar_spills": number("sgpr_spill_count"),
+        "instructions": names,
+    }
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
 from pontil.gpu_ops.draws import sampling as reference
-from pontil.gpu_ops.parameters.draws import DeviceDraws
-from pontil.gpu_ops.triton import sampling
+from pontil.gpu_ops.parameters.draws import ALL_KINDS, DeviceDraws, DrawKinds
+from pontil.gpu_ops.triton import chunked_sampling, sampling
 
 INFINITY = float("inf")
 BUDGET = Budget(registers=128, shared=64 << 10)
@@ -96,3 +96,48 @@ def real_size(vocabulary: int) -> KernelCase:
 
 
 CASES.append(real_size(151936))
+
+
+def in_chunks(
+    name: str, logits: Callable[[], Tensor], rows: list[tuple[int, float, int, float, float, float]],
+    kinds: DrawKinds = ALL_KINDS,
+) -> KernelCase:  # fmt: skip
+    """The ids that one program draws from a row, by chunks of it."""
+
+    def drawn_by(make: Callable[[Tensor, DeviceDraws, Tensor], None], device: torch.device) -> Results:
+        out = torch.full((len(rows),), -7, dtype=torch.int32, device=device)
+        make(logits().to(device), draws_of(rows, device), out)
+        return (out,)
+
+    def chunked(made: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+        chunked_sampling.draw(made, draws, out, kinds, chunk=256)
+
+    return KernelCase(
+        f"draw-chunks-{name}", lambda device: drawn_by(chunked, device), tolerance=0, compiled=False,
+        whole=lambda device: drawn_by(sampling.draw, device),
+    )  # fmt: skip
+
+
+def in_real_chunks() -> KernelCase:
+    def call(device: torch.device) -> Results:
+        numbers = torch.empty(8, dtype=torch.float64, device=device)
+        whole = torch.empty(8, dtype=torch.int32, device=device)
+        logits = torch.empty(1, 1, device=device).expand(8, 151936)
+        chunked_sampling.draw(logits, DeviceDraws(whole, numbers, whole, numbers, numbers, numbers), whole)
+        return ()
+
+    budget = Budget(shared=64 << 10, scalar_spills=48)
+    return KernelCase("draw-chunks-151936", call, budget=budget, interpreted=False)
+
+
+KINDS = shaped(10)
+WARM = [(0, 99.0, 0, 1.0, 0.5, one / 3) for one in range(3)]
+CASES += [
+    in_chunks("few", lambda: normal(10, 300), [KINDS[place] for place in (0, 5, 9)]),
+    in_chunks("ties", lambda: torch.zeros(1, 700), [(0, 1.0, 400, 1.0, 0.0, 0.99)], DrawKinds(by_mass=False)),
+    in_chunks("warm", lambda: normal(1, 700), WARM, DrawKinds(by_count=False, by_mass=False)),
+    in_chunks("by-mass", lambda: normal(4, 300), [KINDS[3]], DrawKinds(by_count=False)),
+    in_chunks("all", lambda: normal(20, 600), shaped(20)),
+    in_chunks("odd-rows", lambda: odd().repeat(1, 8), on_odd_rows()),
+    in_real_chunks(),
+]

@@ -20,9 +20,12 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose
 
 
-@pytest.mark.parametrize("keeps_states", [False, True])
-def test_the_next_step_is_launched_behind_the_mark(keeps_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless a state is read for the peer, which waits for all that was started."""
+@pytest.mark.parametrize(("keeps_states", "alone"), [(False, True), (True, True), (False, False)])
+def test_the_next_step_is_launched_behind_the_mark(
+    keeps_states: bool, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a state is read for the peer, which waits for all that was started; in a worker of several ranks too."""
+    monkeypatch.setattr(DeviceRunner, "may_begin_anew", alone)
     with PretendDevice() as there:
         model = build(reference(), device=str(there.device))
         layout = layout_of(model)
