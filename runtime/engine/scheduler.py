@@ -18,6 +18,10 @@ from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.tier_loads import TierLoads
+from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass
+
+# Steps in a row in which what gives way has nothing, so that it has its part of them.
+MOST_RESTS = round(1 / GUARANTEED[ServiceClass.BATCH]) - 1
 
 
 class Scheduler:
@@ -57,6 +61,9 @@ class Scheduler:
         self.shortage: BlockShortage | None = None
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
+        # The steps in a row, with the one that is being built, in which what gives way has had nothing. Then its
+        # prompts go first in one.
+        self.rested, self.their_turn = 0, False
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
 
@@ -92,6 +99,8 @@ class Scheduler:
         `held_up` tells whether a sequence would have been preempted, had its last step been over."""
         self.held_up = False
         self.admit()
+        self.their_turn = self.rested == MOST_RESTS
+        self.rested = self.rested + 1 if self.yielding_rest else 0
         spans = list(self.decode_spans())
         if self.drafts.most:
             spans = self.drafts.add(spans, self.memory)
@@ -113,20 +122,22 @@ class Scheduler:
         return [sequence for sequence in self.running if not sequence.decodes and sequence.is_ready]
 
     @property
-    def background_rests(self) -> bool:
-        """True while a prompt of somebody else is computed: a step with nothing of the background is over sooner, and
-        so is the wait for a first token."""
-        return self.queues.seats.background > 0 and any(
-            not prompt.standing.share.is_background for prompt in self.open_prompts
+    def yielding_rest(self) -> bool:
+        """True while a prompt of a class before the last is computed: a step with nothing of what gives way is over
+        sooner, and so is the wait for a first token. Not in more steps in a row than leave the last class its part."""
+        return (
+            self.queues.seats.lent > 0
+            and not self.their_turn
+            and any(not prompt.standing.share.gives_way for prompt in self.open_prompts)
         )
 
     def decode_spans(self) -> Iterator[Span]:
         """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
         afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
-        in_turn, rests = self.queues.running_in_turn(), self.background_rests
+        in_turn = self.queues.running_in_turn()
         for sequence in in_turn:
-            if rests and sequence.standing.share.is_background:
+            if self.rested and sequence.standing.share.gives_way:
                 continue
             ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
             if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
@@ -135,8 +146,10 @@ class Scheduler:
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
         open_prompts = self.open_prompts
-        if self.background_rests:
-            open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.is_background]
+        if self.rested:
+            open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.gives_way]
+        elif self.their_turn:
+            open_prompts.sort(key=lambda prompt: not prompt.standing.share.gives_way)
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)

@@ -5,6 +5,8 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+from pontil.runtime.foundation.service_class import class_of
+
 DIGEST_BYTES = 8
 # Weights beyond these bounds are a mistake of whoever states them.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
@@ -13,30 +15,23 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 @dataclass(frozen=True, slots=True)
 class FairShare:
     """A caller by digest, and its weight relative to other callers. Requests of equal callers share with each other
-    what the caller has."""
+    what the caller has. One that `gives_way` has what nobody else wants now."""
 
     caller: str = ""
     weight: float = 1.0
+    gives_way: bool = False
 
     @classmethod
-    def of(cls, caller: str, weight: float) -> "FairShare":
+    def of(cls, caller: str, weight: float, gives_way: bool = False) -> "FairShare":
         """Return the share of a caller by name: workers need not know names."""
         digest = hashlib.blake2b(caller.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES)
-        return cls(digest.hexdigest(), weight)
+        return cls(digest.hexdigest(), weight, gives_way)
 
     @classmethod
-    def stated(cls, caller: str, weight: float) -> "FairShare":
+    def stated(cls, caller: str, weight: float, place: int = 0) -> "FairShare":
         """Return the share that a message states, in which any number may be wrong."""
-        return cls(caller, min(max(weight, LEAST_WEIGHT), MOST_WEIGHT) if math.isfinite(weight) else 1.0)
-
-    @property
-    def is_background(self) -> bool:
-        """True for the work of batches, which has what nobody else wants now."""
-        return self.caller == BACKGROUND.caller
+        weight = min(max(weight, LEAST_WEIGHT), MOST_WEIGHT) if math.isfinite(weight) else 1.0
+        return cls(caller, weight, class_of(place).gives_way)
 
 
 EVERYBODY = FairShare()
-# The share of all batches together, behind the `BACKGROUND_PRIORITY` of which no client can ask to be. No digest of a
-# caller is such a word.
-BACKGROUND = FairShare("background")
-BACKGROUND_PRIORITY = 1 << 31

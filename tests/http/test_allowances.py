@@ -17,7 +17,7 @@ from pontil.runtime.proxy.requests.ticket import UNLIMITED, Allowance
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ROOT = "sk-alice-0123456789", "sk-bob-0123456789", "adm-0123456789-adm"
-SETTINGS = (("weight", 2.0), ("requests", 8), ("priority", True))
+SETTINGS = (("share", 2.0), ("requests", 8), ("priority", True))
 
 
 def digest(key: str) -> str:
@@ -44,7 +44,7 @@ def ask(made: ScriptedSite, key: str, path: str = "/v1/completions", **fields: A
 
 def test_a_key_has_what_its_line_says() -> None:
     keyring = Keyring.of([list(one) for one in CALLERS], digest(ROOT), [["alice", [list(one) for one in SETTINGS]]])
-    assert keyring.caller(ALICE.encode()) == Caller("alice", False, Allowance(weight=2.0, requests=8, priority=True))
+    assert keyring.caller(ALICE.encode()) == Caller("alice", False, Allowance(2.0, requests=8, priority=True))
     assert keyring.caller(BOB.encode()) == Caller("bob", False, Allowance())
     assert keyring.caller(ROOT.encode()) == ADMIN and ADMIN.allowance == UNLIMITED
 

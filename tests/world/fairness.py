@@ -65,7 +65,8 @@ def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
     queues = [(key, group.queue) for key, group in process.proxy.admissions.by_group.items()]
-    heads = [(key, one) for key, queue in queues for one in queue.heads() if has_seats(process, one)]
+    firsts = [(key, one) for key, queue in queues for one in queue.waiting.heads() if one.id in queue.costs]
+    heads = [(key, one) for key, one in firsts if has_seats(process, one)]
     workers = site.all_workers if heads else []
     for key, request in heads:
         known = process.proxy.registry.of(key).serving(request.release)

@@ -12,6 +12,7 @@ from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
 from pontil.runtime.accounting.ledger import AFTER_END, Ledger, LedgerEntry
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.foundation.service_class import ServiceClass, priority_of
 from pontil.runtime.foundation.trace_context import TraceContext
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import (
@@ -247,6 +248,13 @@ class Request:
         return self.work.params
 
     @property
+    def place(self) -> int:
+        """Its place for workers, which tell two classes apart: what gives way, and all others in the order of
+        admission."""
+        served_as = ServiceClass.BATCH if self.share.gives_way else ServiceClass.STANDARD
+        return served_as.place(priority_of(self.ticket.place))
+
+    @property
     def is_clients(self) -> bool:
         """True for what a client asked for, and waits for the end of."""
         return not self.trial and self.work.part is WorkPart.CLIENTS
@@ -284,7 +292,7 @@ class Request:
                 self.entry,
                 self.entry.shares[number, worker, choice.number],
                 self.account.choices[choice.number].attempts[number],
-                self.is_clients and not self.ticket.is_background,
+                self.is_clients and not self.ticket.is_line,
             )
 
     def broke(self, now: float, *, excused: bool = False) -> None:
