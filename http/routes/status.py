@@ -12,6 +12,7 @@ from pontil.http.access.access import sees_all
 from pontil.http.intake.served_model import ServedModel, no_model
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.metrics.class_metrics import class_rows
 from pontil.runtime.proxy.proxy import Proxy
 
 
@@ -71,11 +72,12 @@ class StatusRoutes:
 
     async def topology(self, request: Request) -> HTTPResponse:
         """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), the
-        result of each route's last self-test, and the reuse of prompts by key; also that this launch allows chaos, if
-        it does."""
+        result of each route's last self-test, the reuse of prompts by key, and the requests by class; also that this
+        launch allows chaos, if it does."""
         proxy = self.proxy
         topology_fields: dict[str, Any] = {"processes": proxy.topology(), "routes": proxy.self_test.shown}
         topology_fields["prompts"] = proxy.books.reuse.rows()
+        topology_fields["classes"] = class_rows(proxy.requests.values())
         if (age := self.proxy.changes.table_age) is not None:
             topology_fields["age_seconds"] = round(age, 1)
         if self.proxy.config.allow_chaos:

@@ -272,6 +272,7 @@ TOPOLOGY = closed(
         "processes": many(PROCESS),
         "routes": many(ROUTE),
         "prompts": many(KEY_PROMPTS),
+        "classes": many(closed({"class": TEXT, "running": COUNT, "waiting": COUNT})),
         "age_seconds": NUMBER,
         "chaos": {"const": True},
     },

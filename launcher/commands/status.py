@@ -13,7 +13,15 @@ from typing import Any, TextIO
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, prompt_table, table
+from pontil.launcher.commands.terminal.status_table import (
+    class_table,
+    coloured,
+    cut,
+    duration,
+    plain,
+    prompt_table,
+    table,
+)
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.foundation.server_url import SERVER, full_url
 from pontil.launcher.options.options import read_environment
@@ -56,8 +64,8 @@ def ask(url: str, key: Mapping[str, str]) -> Answer:
 
 
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
-    """Return the table, and one of the keys' prompts if there were any, followed by warnings: if it is out of date, and
-    if the launch allows chaos. An error is a line of its own."""
+    """Return the table, and those of the keys' prompts and of the classes that have requests, followed by warnings: if
+    it is out of date, and if the launch allows chaos. An error is a line of its own."""
     if "error" in answer:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
@@ -66,6 +74,7 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
     if answer.get("chaos"):
         warnings.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
     tables = table(answer["processes"], width) + prompt_table(answer.get("prompts", ()), width)
+    tables += class_table(answer.get("classes", ()), width)
     return tables + [cut(line, width) for line in warnings]
 
 

@@ -91,6 +91,10 @@ def tries_of(run: "SeedRun", key: str) -> list[ClientTry]:
     )  # fmt: skip
 
 
+def limited_keys(run: "SeedRun") -> list[str]:
+    return [key for key, settings in run.plan.allowances if "requests" in dict(settings)]
+
+
 def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
     """A tenant's request for one token does not wait for another's many choices and long prompts, where nothing is
     amiss."""
@@ -104,7 +108,7 @@ def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
 def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
     """No tenant without limits is told of one; one that has them is not told to wait for longer than they take, and
     never has more requests in flight."""
-    limited = [one for key, _ in run.plan.allowances for one in tries_of(run, key_of(key))]
+    limited = [one for key in limited_keys(run) for one in tries_of(run, key_of(key))]
     for call in run.calls:
         for one in call.tries:
             if one.status == 429 and one not in limited and not one.continued:
@@ -121,7 +125,7 @@ def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
 def who_waits_as_told_is_let_in(run: "SeedRun") -> Iterator[str]:
     """A tenant that comes again when it was told to is not refused once more for the rate of its key, where nobody else
     of it was let in meanwhile and nothing was amiss."""
-    for key, _ in run.plan.allowances:
+    for key in limited_keys(run):
         all_tries = tries_of(run, key_of(key))
         for call in run.calls:
             for one, again in pairwise(call.tries):

@@ -58,6 +58,12 @@ def prompt_table(prompts: Sequence[StatusRow], width: int | None = None) -> list
     return ["", *laid_out(prompts[:SHOWN_KEYS], PROMPT_COLUMNS, width)] if prompts else []
 
 
+def class_table(classes: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return an empty line and a table of the classes, if there are requests of another one than the standard one."""
+    others = [row for row in classes if row.get("class") != "standard" and (row.get("running") or row.get("waiting"))]
+    return ["", *laid_out(classes, CLASS_COLUMNS, width)] if others else []
+
+
 def ranks(row: StatusRow) -> list[StatusRow]:
     return [rank | {"name": f"{row.get('name', '')} rank {rank.get('rank')}"} for rank in row.get("ranks", ())]
 
@@ -157,6 +163,13 @@ PROMPT_COLUMNS: Columns = (
     ("TOKENS", True, lambda row: str(row.get("prompt_tokens", ""))),
     ("CACHED", True, reused),
     ("LAST DIFFERENCE", False, difference),
+)
+
+
+CLASS_COLUMNS: Columns = (
+    ("CLASS", False, lambda row: str(row.get("class", ""))),
+    ("RUNNING", True, lambda row: str(row.get("running", ""))),
+    ("WAITING", True, lambda row: str(row.get("waiting", ""))),
 )
 
 

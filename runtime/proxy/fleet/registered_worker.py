@@ -171,7 +171,7 @@ class RegisteredWorker:
     def load_for(self, load: WorkerLoad, share: FairShare, may_claim: bool = True) -> WorkerLoad:
         """Return its load with what a caller may have of others."""
         claimable = 0 if load.can_seat() or not may_claim else self.seat_counts.claimable(share, self.seats)
-        without_prompts = share.caller not in self.prompt_counts.held
+        without_prompts = may_claim and share.caller not in self.prompt_counts.held
         if not claimable and not without_prompts:
             return load
         return replace(load, claimable=claimable, without_prompts=without_prompts)
