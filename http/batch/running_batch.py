@@ -17,7 +17,7 @@ from pontil.http.batch.outcome_writer import OutcomeWriter
 from pontil.http.intake.caller_turns import CALLER
 from pontil.http.store.batch_book import CANCELLED, COMPLETED, ERRORS, EXPIRED, MESSAGES, OUTPUT, BatchRow
 from pontil.http.store.outcome_files import OutcomeFiles
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import WordType
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 # The class that each word asks for; None: the one that the key has. No word raises a request above that.
 TIERS: Mapping[str, ServiceClass | None] = MappingProxyType(

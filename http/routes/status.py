@@ -12,7 +12,6 @@ from pontil.http.access.access import sees_all
 from pontil.http.intake.served_model import ServedModel, no_model
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.metrics.class_metrics import class_rows
 from pontil.runtime.proxy.proxy import Proxy
 
 
@@ -77,7 +76,7 @@ class StatusRoutes:
         proxy = self.proxy
         topology_fields: dict[str, Any] = {"processes": proxy.topology(), "routes": proxy.self_test.shown}
         topology_fields["prompts"] = proxy.books.reuse.rows()
-        topology_fields["classes"] = class_rows(proxy.requests.values())
+        topology_fields["classes"] = proxy.metrics.classes.open_rows(proxy.requests.values())
         if (age := self.proxy.changes.table_age) is not None:
             topology_fields["age_seconds"] = round(age, 1)
         if self.proxy.config.allow_chaos:

@@ -22,6 +22,7 @@ from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.sources import closest
 from pontil.launcher.plan.addresses import is_own
 from pontil.runtime.config.readers import Reader, number, whole
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 # Names with values, in the order of the table below. The proxy makes an Allowance of them.
 Settings = tuple[tuple[str, Any], ...]
@@ -45,14 +46,12 @@ def one_of(*words: str) -> Reader:
     return read
 
 
-# The classes of requests, the most urgent one first (runtime/foundation/service_class.py).
-CLASSES = ("interactive", "standard", "batch")
 # Settings by the names that they had before.
 FORMER = MappingProxyType({"weight": "share"})
 SETTINGS: Mapping[str, Reader] = MappingProxyType(
     {
         "share": number(0.01, 1000),
-        "class": one_of(*CLASSES),
+        "class": one_of(*[each.word for each in ServiceClass]),
         "requests": whole(1),
         "tokens": whole(1),
         "rate": number(0.01, 1e6),

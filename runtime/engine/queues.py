@@ -8,8 +8,8 @@ from operator import attrgetter, itemgetter
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.sequences.sequence import Sequence, SequenceState
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
 from pontil.runtime.foundation.seat_counts import SeatCounts
-from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass
 
 by_order, by_turn, by_place = attrgetter("order"), attrgetter("turn"), itemgetter(0, 1, 2, 3)
 

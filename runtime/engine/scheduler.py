@@ -18,7 +18,7 @@ from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.tier_loads import TierLoads
-from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
 
 # Steps in a row in which what gives way has nothing, so that it has its part of them.
 MOST_RESTS = round(1 / GUARANTEED[ServiceClass.BATCH]) - 1

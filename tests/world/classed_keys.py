@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from site_plan import CALLERS, SitePlan
 
 from pontil.http.fields.service_tier import TOLD
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

@@ -10,7 +10,7 @@ against it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
 
 
 @dataclass(slots=True)

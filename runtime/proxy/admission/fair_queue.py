@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighted fair queueing over callers, within priorities, within classes. Pure, and without a clock.
 
-A priority is a place (runtime/foundation/service_class.py). Within a class the lowest is always served first; classes
+A priority is a place (runtime/foundation/fair_share.py). Within a class the lowest is always served first; classes
 have turns by what each is guaranteed (class_turns.py). Within one priority the order is that of start-time fair
 queueing (Goyal, Vin and Cheng, 1996): each caller has a virtual time that moves by cost / weight with each of its
 items, and the caller whose time is the lowest is next. Two callers that both have items waiting are served in
@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
-from pontil.runtime.foundation.service_class import BAND, GUARANTEED, ServiceClass, class_of
+from pontil.runtime.foundation.fair_share import BAND, GUARANTEED, ServiceClass, class_of
 from pontil.runtime.proxy.admission.class_turns import ClassTurns
 from pontil.runtime.proxy.admission.priority_level import PriorityLevel, QueueEntry
 

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.request import Request
 
 
@@ -30,16 +30,16 @@ class ClassMetrics:
         self.requests.labels(word).inc()
         self.tokens.labels(word).inc(tokens)
 
-
-def class_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Return how many of the requests in flight of each class have their first token, and how many wait for it."""
-    open_requests = [request for request in requests if request.is_clients]
-    rows = []
-    for each in ServiceClass:
-        begun_flags = [request.times.begun for request in open_requests if request.ticket.service_class is each]
-        running = sum(begun_flags)
-        rows.append({"class": each.word, "running": running, "waiting": len(begun_flags) - running})
-    return rows
+    @staticmethod
+    def open_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
+        """Return how many of the requests in flight of each class have their first token, and how many wait for it."""
+        open_requests = [request for request in requests if request.is_clients]
+        rows = []
+        for each in ServiceClass:
+            begun_flags = [request.times.begun for request in open_requests if request.ticket.service_class is each]
+            running = sum(begun_flags)
+            rows.append({"class": each.word, "running": running, "waiting": len(begun_flags) - running})
+        return rows
 
 
 def class_gauges(requests: Iterable[Request]) -> Iterator[Metric]:
@@ -49,6 +49,6 @@ def class_gauges(requests: Iterable[Request]) -> Iterator[Metric]:
         "Requests in flight that wait for their first token, by class",
         labels=["class"],
     )
-    for row in class_rows(requests):
+    for row in ClassMetrics.open_rows(requests):
         family.add_metric([row["class"]], row["waiting"])
     yield family

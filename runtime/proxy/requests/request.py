@@ -12,7 +12,6 @@ from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
 from pontil.runtime.accounting.ledger import AFTER_END, Ledger, LedgerEntry
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
-from pontil.runtime.foundation.service_class import ServiceClass, priority_of
 from pontil.runtime.foundation.trace_context import TraceContext
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import (
@@ -246,13 +245,6 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.work.params
-
-    @property
-    def place(self) -> int:
-        """Its place for workers, which tell two classes apart: what gives way, and all others in the order of
-        admission."""
-        served_as = ServiceClass.BATCH if self.share.gives_way else ServiceClass.STANDARD
-        return served_as.place(priority_of(self.ticket.place))
 
     @property
     def is_clients(self) -> bool:

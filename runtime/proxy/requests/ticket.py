@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.runtime.foundation.service_class import ServiceClass, class_of
+from pontil.runtime.foundation.fair_share import ServiceClass, class_of
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.timeline.received import ReceivedRequest
@@ -50,7 +50,7 @@ UNLIMITED = Allowance(priority=True)
 class Ticket:
     """A client's request as it is handed on, made once. `name` is a part of the ids of its requests, so that they are
     found in the workers' logs. `caller` names the API key, whose `allowance` it has. Its `place` has its class and its
-    priority (runtime/foundation/service_class.py); callers of equal places are served in turns. Prompts with another
+    priority (runtime/foundation/fair_share.py); callers of equal places are served in turns. Prompts with another
     `cache_salt` share no cached prefix. `received` is the HTTP request, where it came by one. One that `continues` a
     stream asks for the rest of an answer that a `release` of the workers has begun: it is counted already. Of that
     answer the client may have some tokens: it `has_part` then, whatever else is known of them. The requests of a line

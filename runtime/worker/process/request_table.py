@@ -48,7 +48,7 @@ class ProxyShares:
     given: dict[str, GivenWork] = field(default_factory=dict)
 
     def begin(self, request: WorkerRequest) -> None:
-        # What gives way is in no other proxy's way.
+        # A request that gives way is in no other proxy's way.
         choices = 0 if request.gives_way else len(request.sequence.choices)
         share = self.open[request.key] = OpenShare(request, choices)
         for sums in (self.total, self.given.setdefault(request.proxy, GivenWork())):

@@ -26,7 +26,7 @@ from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import plan_proxy
 from pontil.runtime.config.proxy_config import proxy_config
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.ticket import Allowance
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789=="

@@ -8,7 +8,7 @@ from effort import examples
 from seat_world import SeatWorld
 
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 
 def add_line(world: SeatWorld, name: str, tokens: int = 60, prompt: list[int] | None = None) -> Sequence:

@@ -6,7 +6,7 @@ from random import Random
 from effort import examples
 from engine_site import EngineSite, as_alone
 
-from pontil.runtime.foundation.service_class import ServiceClass
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream

@@ -11,7 +11,7 @@ import pytest
 from effort import examples
 from engine_site import EngineSite
 
-from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
 from pontil.runtime.proxy.admission.class_turns import ClassTurns
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.requests.stream import Stream

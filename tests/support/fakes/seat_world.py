@@ -19,8 +19,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
-from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.foundation.service_class import class_of
+from pontil.runtime.foundation.fair_share import FairShare, class_of
 
 BLOCK = 8
 # All of a sequence's KV is checked when so many tokens were added, and when it is read to compute more than one.

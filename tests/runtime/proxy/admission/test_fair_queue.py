@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pontil.runtime.foundation.service_class import GUARANTEED, ServiceClass, class_of
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass, class_of
 from pontil.runtime.proxy.admission.fair_queue import MOST_QUIET_LEVELS, FairQueue
 from pontil.runtime.proxy.admission.priority_level import MOST_DEBTS
 
@@ -135,7 +135,7 @@ def test_a_newcomer_waits_for_no_backlog(cost: int, own: int, served: int) -> No
 
 @given(st.integers(1, 20), st.integers(0, 20), st.booleans())
 def test_the_wait_of_a_class_is_that_of_its_part(behind: int, more_urgent: int, is_lower: bool) -> None:
-    """What is told to a newcomer of one class beside another one is what is served before it, within two items."""
+    """A newcomer of one class beside another one is told what is served before it, within two items."""
     queue: FairQueue[Item] = FairQueue()
     first, second = ServiceClass.INTERACTIVE.place(), ServiceClass.STANDARD.place()
     for _ in range(more_urgent):
