@@ -75,7 +75,7 @@ def test_they_reach_the_proxys_configuration(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("shrae=2", "Line 2 of .*keys has an unknown setting: did you mean 'share'"),
-        ("hunter2=hunter2", "Line 2 of .*keys has an unknown setting: there are share, requests, tokens"),
+        ("hunter2=hunter2", "Line 2 of .*keys has an unknown setting: there are share, class, requests, tokens"),
         ("share=hunter2", "Line 2 of .*keys sets share, which must be a number from 0.01 to 1000"),
         ("share=0", "sets share, which must be a number from 0.01"),
         ("share=nan", "sets share, which must be"),
