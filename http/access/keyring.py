@@ -85,7 +85,7 @@ class Keyring:
         cls, callers: Sequence[Sequence[str]], admin: str | None, allowances: Sequence[Sequence[Any]] = ()
     ) -> "Keyring":
         """Build a keyring from the values that the supervisor sends."""
-        caller_allowances = tuple((name, Allowance(**dict(settings))) for name, settings in allowances)
+        caller_allowances = tuple((name, Allowance.of(settings)) for name, settings in allowances)
         return cls(tuple((name, digest) for name, digest in callers), admin, caller_allowances)
 
     @property

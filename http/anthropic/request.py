@@ -130,6 +130,7 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
             "response_format": output.get("format") or values["output_format"],
             "reasoning_effort": output.get("effort"),
             THINKING_BUDGET.name: thinking.budget,
+            "service_tier": TIERS[values["service_tier"]],
         }
     )
     prompt = chat_prompt(fields, chat_values, {"reasoning_effort": EFFORT})
@@ -184,6 +185,8 @@ OUTPUT_CONFIG = (
     Parameter("format", FORMAT, "the JSON schema that the answer follows"),
 )
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
+# Anthropic's words for classes, each with that of chats.
+TIERS = {"auto": "auto", "standard_only": "default"}
 CHATS = {declared.name: declared for declared in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
 OWN = (
     Parameter("model", TextType(), "the name of the one model that is served, or one that begins with `claude-`"),
@@ -201,11 +204,11 @@ OWN = (
     ),
     Parameter("output_config", OptionsType(OUTPUT_CONFIG), "of the answer"),
     Parameter("output_format", FORMAT, "the older name of output_config.format"),
+    Parameter("service_tier", WordType(tuple(TIERS)), "the class of the request, at most that of its key", "auto"),
 )
 # Sent by Anthropic's clients; a strict server takes them too.
 INERT = (
     Parameter("metadata", InertType(ObjectType(), None), "who the end user is"),
-    Parameter("service_tier", InertType(WordType(("auto", "standard_only")), None), "another price"),
     Parameter("cache_control", InertType(ObjectType(), None), "prefixes are cached without being asked"),
     Parameter("context_management", InertType(ObjectType(), ({},)), "clear what is old in a long conversation"),
     Parameter("inference_geo", InertType(SHORT), "where the model runs"),

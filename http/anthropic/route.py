@@ -31,7 +31,7 @@ class MessagesRoutes:
         chat = self.chat(messages_request)
         ready = await generation.ready_chat(request, chat, messages_request.max_tokens)
         shape = MessagesShape(
-            generation.heading(request, PREFIX, ready.snapshot),
+            generation.heading(request, PREFIX, ready),
             partial(generation.answer_reader, ready),
             self.seal,
             request.ctx.request_id,

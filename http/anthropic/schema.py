@@ -18,6 +18,7 @@ USAGE = closed(
         "cache_creation_input_tokens": COUNT,
         "cache_read_input_tokens": COUNT,
         "output_tokens": COUNT,
+        "service_tier": {"enum": ["priority", "standard", "batch"]},
     }
 )
 ENDED: dict[str, Schema] = {

@@ -22,16 +22,20 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 
 PREFIX = "msg_"
+# Anthropic's words for classes, by OpenAI's.
+TIERS = {"priority": "priority", "default": "standard", "flex": "batch"}
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def usage_object(usage: Usage) -> dict[str, int]:
-    """Return the usage, whose input tokens are those that were computed. Nothing is billed for being cached."""
+def usage_object(usage: Usage, tier: str) -> dict[str, Any]:
+    """Return the usage in this class, whose input tokens are those that were computed. Nothing is billed for being
+    cached."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "service_tier": TIERS[tier],
     }
 
 
@@ -69,7 +73,7 @@ class MessagesShape:
 
     def opening(self, stream: Stream) -> bytes:
         self.has_begun, self.request = True, stream.request
-        message = self.message([], None, usage_object(stream.usage) | {"output_tokens": 0})
+        message = self.message([], None, self.usage(stream.usage) | {"output_tokens": 0})
         return message_event("message_start", message=message) + message_event("ping")
 
     def take(self, event: Delta | Ended) -> bytes:
@@ -95,7 +99,7 @@ class MessagesShape:
         """Return the last events of a complete answer."""
         ended = {"stop_reason": self.reason, "stop_sequence": self.stop_sequence}
         notes = self.notes(verdicts)
-        delta = message_event("message_delta", delta=ended, usage=usage_object(stream.final_usage), **notes)
+        delta = message_event("message_delta", delta=ended, usage=self.usage(stream.final_usage), **notes)
         return delta + message_event("message_stop")
 
     def failure(self, error: PontilError) -> bytes:
@@ -108,7 +112,10 @@ class MessagesShape:
         self.request = choice.request
         self.take(Delta(choice.text, choice.ids))
         self.take(Ended(0, choice.reason or "stop", choice.stop_reason))
-        return self.message(self.blocks.blocks, self.reason, usage_object(usage)) | self.notes(verdicts)
+        return self.message(self.blocks.blocks, self.reason, self.usage(usage)) | self.notes(verdicts)
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_object(usage, self.heading.service_tier)
 
     def notes(self, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         """Return the fields about the verdict on an answer that was checked, about a prompt that was kept, and about
@@ -116,7 +123,7 @@ class MessagesShape:
         verdict_field = schema_field(verdicts[0]) if 0 in verdicts else {}
         return receipt_field(self.receipts) | verdict_field | ({} if self.request is None else kept_field(self.request))
 
-    def message(self, content: list[dict[str, Any]], reason: str | None, usage: dict[str, int]) -> dict[str, Any]:
+    def message(self, content: list[dict[str, Any]], reason: str | None, usage: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.heading.id,
             "type": "message",

@@ -27,7 +27,7 @@ from pontil.http.store.batch_book import (
     BatchRow,
 )
 from pontil.http.store.outcome_files import OutcomeFiles
-from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
@@ -201,9 +201,9 @@ class RunningBatch:
 
     def ticket(self, line: InputLine, whole: WholeAnswer) -> Ticket:
         """Return the ticket of a line, whose name is a part of the ids of its requests: so its bills name it."""
-        allowance = Allowance(weight=self.row.weight)
+        allowance = Allowance(self.row.weight, ServiceClass.BATCH)
         name = f"{self.row.id}-{line.number}"
-        return Ticket(name, self.row.caller, allowance, BACKGROUND_PRIORITY, whole=whole)
+        return Ticket(name, self.row.caller, allowance, ServiceClass.BATCH.place(), whole=whole)
 
     @property
     def is_served(self) -> bool:

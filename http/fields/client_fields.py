@@ -10,7 +10,6 @@ INERT = (
     Parameter("safety_identifier", InertType(TextType()), "who the end user is"),
     Parameter("metadata", InertType(ObjectType(), ({},)), "for answers that are stored"),
     Parameter("store", InertType(FlagType(), (False,)), "keep the answer, which is not done"),
-    Parameter("service_tier", InertType(TextType(), ("auto", "default")), "another price"),
     Parameter("prompt_cache_retention", InertType(TextType()), "how long prefixes are cached"),
 )
 # Names of other servers' parameters with the values of them that ask for nothing.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pontil.http.fields.service_tier import SERVICE_TIER, TIERS
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, IntegerType, TextType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
 from pontil.runtime.proxy.requests.ticket import NO_KEY, Ticket
 
 MAX_SALT_CHARACTERS = 256
@@ -34,19 +34,21 @@ PROMPT = (
     Parameter("cache_salt", TextType(1, MAX_SALT_CHARACTERS), "prompts with different salts share no cached prefix"),
     Parameter("prompt_cache_key", TextType(0, MAX_SALT_CHARACTERS), "counts as a part of `cache_salt`"),
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
+    SERVICE_TIER,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
     """Prompt options. `truncate` None keeps the whole prompt; a number keeps its end, or its beginning. Requests of a
-    lower `priority` are admitted first."""
+    lower `priority` are admitted first, within the class that `service_tier` names."""
 
     add_special_tokens: bool
     truncate: int | None
     cache_salt: str
     priority: int
     keeps_beginning: bool = False
+    service_tier: str = "auto"
 
     @property
     def is_whole(self) -> bool:
@@ -69,8 +71,9 @@ class PromptFields:
                 f"{says} behind the key in the key file", status=403, param="priority", code="priority_not_allowed"
             )
         salt = cache_salt(ticket.caller, self.cache_salt, share_prefixes=share_prefixes)
-        priority = BACKGROUND_PRIORITY if ticket.is_background else self.priority
-        return replace(ticket, priority=priority, cache_salt=salt)
+        asked_class = TIERS[self.service_tier]
+        service_class = ticket.service_class if asked_class is None else max(asked_class, ticket.service_class)
+        return replace(ticket, place=service_class.place(self.priority), cache_salt=salt)
 
 
 def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:
@@ -81,7 +84,9 @@ def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:
         fields.without_effect("truncation_side")
     keeps_beginning = values["truncation_side"] == "right"
     salt = salt_of(values["cache_salt"] or "", values["prompt_cache_key"] or "")
-    return PromptFields(values["add_special_tokens"], truncate, salt, values["priority"], keeps_beginning)
+    return PromptFields(
+        values["add_special_tokens"], truncate, salt, values["priority"], keeps_beginning, values["service_tier"]
+    )
 
 
 def salt_of(stated_salt: str, key: str) -> str:

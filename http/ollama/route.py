@@ -45,7 +45,7 @@ class OllamaRoutes:
             return self.loaded(say)
         ready, make_reader = await self.ready(request, wanted, wanted.generation)
         form = AnswerForm(say, wanted.streamed, wanted.thinks is not False, generation.shown(ready.sampling))
-        shape = OllamaShape(generation.heading(request, "", ready.snapshot), form, make_reader, ticket.received)
+        shape = OllamaShape(generation.heading(request, "", ready), form, make_reader, ticket.received)
         return await generation.send(request, ready, shape, framing=shape.framing)
 
     async def ready(

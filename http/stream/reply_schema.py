@@ -4,6 +4,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from pontil.http.fields.service_tier import TOLD
 from pontil.http.schema.parameter import Schema
 
 TEXT: Schema = {"type": "string"}
@@ -41,7 +42,8 @@ ERROR = closed({"error": closed({"message": TEXT, "type": TEXT, "param": nullabl
 # Only where an answer is not known to follow its schema.
 UNMET = closed({"state": {"enum": ["not met", "not checked"]}, "reason": TEXT})
 COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
-USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT})})
+TIER: Schema = {"enum": list(TOLD.values())}
+USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT}), "service_tier": TIER})
 CHAT_USAGE = closed(COUNTS | {
     "prompt_tokens_details": closed(
         {"cached_tokens": COUNT, "audio_tokens": COUNT, "image_tokens": COUNT}, ("image_tokens",)
@@ -52,6 +54,7 @@ CHAT_USAGE = closed(COUNTS | {
             "rejected_prediction_tokens",
         ), COUNT
     ), ("reasoning_tokens", "text_tokens")),
+    "service_tier": TIER,
 })  # fmt: skip
 PROMPT_LOGPROBS = many(
     nullable(
@@ -90,6 +93,7 @@ def head(kind: str) -> dict[str, Schema]:
         "created": COUNT,
         "model": TEXT,
         "system_fingerprint": nullable(TEXT),
+        "service_tier": TIER,
     }
 
 
@@ -276,6 +280,7 @@ TOPOLOGY = closed(
         "routes": many(ROUTE),
         "prompts": many(KEY_PROMPTS),
         "leases": many(closed({"key": TEXT, "leases": COUNT, "tokens": COUNT, "bytes": COUNT, "seconds": COUNT})),
+        "classes": many(closed({"class": TEXT, "running": COUNT, "waiting": COUNT})),
         "age_seconds": NUMBER,
         "chaos": {"const": True},
     },

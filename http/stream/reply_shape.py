@@ -82,13 +82,15 @@ def kept_note(request: Request) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHeading:
-    """Fields of the reply and of each of its chunks. `created` is in seconds since 1970. The same request with the same
+    """Fields of the reply and of each of its chunks. `created` is in seconds since 1970, `service_tier` the class in
+    which it is answered, as the usage tells. The same request with the same
     seed gives the same answer as long as `system_fingerprint` stays the same."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str | None
+    service_tier: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,11 @@ class ReplyShape(ABC):
         return event(error_of(error))
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        return usage_object(usage)
+        return self.of_class(usage_object(usage))
+
+    def of_class(self, usage_fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the usage with the class in which it was had."""
+        return usage_fields | {"service_tier": self.heading.service_tier}
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """Return the usage chunk, the last before [DONE], for clients that asked for it (A10)."""
@@ -363,7 +369,7 @@ class ChatShape(ReplyShape):
         return chat_logprobs(tokens, self.shown.tokenizer, self.delivery.tokens_as_ids) | NO_REFUSAL
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        return chat_usage_object(usage, self.reasoning_tokens(), self.prompt_details)
+        return self.of_class(chat_usage_object(usage, self.reasoning_tokens(), self.prompt_details))
 
     def reasoning_tokens(self) -> int | None:
         """Return how many tokens so far were reasoning; None if that is not known."""

@@ -141,7 +141,7 @@ class ChatBatchShape:
             about = {name: chat_answer[name] for name in OF_PROMPTS if name in chat_answer}
             choice_objects.append(chat_answer["choices"][0] | {"index": index} | about)
         first = self.shapes[0]
-        usage_shown = chat_usage_object(usage, self.reasoning_tokens(), first.prompt_details)
+        usage_shown = first.of_class(chat_usage_object(usage, self.reasoning_tokens(), first.prompt_details))
         return {"object": first.whole_object} | first.base | {"choices": choice_objects, "usage": usage_shown}
 
     def reasoning_tokens(self) -> int | None:
@@ -161,7 +161,7 @@ class ChatBatchRoutes:
         routes = self.routes
         check_no_receipt(request, "a batch of chats in one request")
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
-        heading = routes.heading(request, "chatcmpl-", ready[0].snapshot)
+        heading = routes.heading(request, "chatcmpl-", ready[0])
         shape = ChatBatchShape(
             [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
         )

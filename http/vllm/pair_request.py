@@ -7,6 +7,7 @@ from typing import Any
 
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields
+from pontil.http.fields.service_tier import SERVICE_TIER
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema, opened
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.schema.reader import Fields, IgnoredFields
@@ -118,6 +119,7 @@ OF_ALL = (
     ),
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
     Parameter("use_activation", NeutralType((True,)), "give scores as the model makes them"),
+    SERVICE_TIER,
     *INERT,
 )
 MODEL = Parameter("model", TextType(), "the name of the model that scores; absent: the one that is served")
@@ -181,5 +183,5 @@ def pair_request(fields: Fields, values: Mapping[str, Any], first: NamedTexts, s
     truncate = values["truncate_prompt_tokens"]
     if truncate == 0:
         raise fields.wrong("truncate_prompt_tokens", "must be at least 1, or -1 to keep as much as fits, not 0")
-    handling = PromptFields(True, truncate, "", values["priority"], keeps_beginning=True)
+    handling = PromptFields(True, truncate, "", values["priority"], True, values["service_tier"])
     return PairRequest(values["model"], first, second, values["instruction"], values["max_tokens_per_doc"], handling)

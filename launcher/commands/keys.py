@@ -39,6 +39,6 @@ def new(out: Path, force: bool) -> None:
 def api(name: str | None, settings: tuple[str, ...]) -> None:
     """Print a new API key, as a line for the file of `launch --api-keys FILE`. NAME is what logs call its client.
 
-    Settings say what it may do: weight, requests, tokens, rate, token_rate, priority (docs/operate/access.md).
+    Settings say what it may do: share, class, requests, tokens, rate, token_rate, priority (docs/operate/access.md).
     """
     click.echo(new_line(name, settings))

@@ -22,6 +22,7 @@ from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.sources import closest
 from pontil.launcher.plan.addresses import is_own
 from pontil.runtime.config.readers import Reader, number, whole
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 # Names with values, in the order of the table below. The proxy makes an Allowance of them.
 Settings = tuple[tuple[str, Any], ...]
@@ -34,9 +35,23 @@ def yes_or_no(value: str) -> bool:
     return value == "yes"
 
 
+def one_of(*words: str) -> Reader:
+    """Return the reader of a setting that is one of these words."""
+
+    def read(value: str) -> str:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return value
+
+    return read
+
+
+# Settings by the names that they had before.
+FORMER = MappingProxyType({"weight": "share"})
 SETTINGS: Mapping[str, Reader] = MappingProxyType(
     {
-        "weight": number(0.01, 1000),
+        "share": number(0.01, 1000),
+        "class": one_of(*[each.word for each in ServiceClass]),
         "requests": whole(1),
         "tokens": whole(1),
         "rate": number(0.01, 1e6),
@@ -53,18 +68,19 @@ def read_key_settings(words: Iterable[str]) -> Settings:
     for word in words:
         name, is_setting, value = word.partition("=")
         if not is_setting:
-            raise ValueError("is no key, or has something behind it that is no setting like weight=2.")
-        if name not in SETTINGS:
+            raise ValueError("is no key, or has something behind it that is no setting like share=2.")
+        setting = FORMER.get(name, name)
+        if setting not in SETTINGS:
             near = closest(name, SETTINGS)
             raise ValueError(
                 f"has an unknown setting: did you mean {near!r}?"
                 if near
                 else f"has an unknown setting: there are {', '.join(SETTINGS)}."
             )
-        if name in settings:
+        if setting in settings:
             raise ValueError(f"sets {name} twice: leave one out.")
         try:
-            settings[name] = SETTINGS[name](value)
+            settings[setting] = SETTINGS[setting](value)
         except ValueError as error:
             raise ValueError(f"sets {name}, which {error}.") from None
     return tuple((name, settings[name]) for name in SETTINGS if name in settings)

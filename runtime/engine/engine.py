@@ -220,7 +220,7 @@ class Engine:
         end = self.scheduler.clock()
         if step.asked:
             self.scheduler.drafts.drafter.computed(step.batch, end - step.began)
-        if self.scheduler.queues.seats.background:
+        if self.scheduler.queues.seats.lent:
             self.scheduler.background.computed(step.rows, step.began, end)
         self.begun = step.note_chunks(end)
         if samples:

@@ -8,6 +8,7 @@ from operator import attrgetter, itemgetter
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.sequences.sequence import Sequence, SequenceState
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
 from pontil.runtime.foundation.seat_counts import SeatCounts
 
 by_order, by_turn, by_place = attrgetter("order"), attrgetter("turn"), itemgetter(0, 1, 2, 3)
@@ -39,7 +40,7 @@ class SequenceQueues:
 
     @property
     def seats_taken(self) -> int:
-        return self.seats.taken + self.seats.background
+        return self.seats.taken + self.seats.lent
 
     @property
     def is_full(self) -> bool:
@@ -171,8 +172,8 @@ class SequenceQueues:
         the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
         is promised to a peer or drives another stage."""
         victim: Sequence | None = None
-        if (background := self.newest_background(sequence)) is not None:
-            return background
+        if (yielding := self.newest_yielding(sequence)) is not None:
+            return yielding
         if sequence.is_streamed or not self.seats.has_claim(sequence.standing.share):
             return None
         for candidate in reversed(self.running):
@@ -190,19 +191,26 @@ class SequenceQueues:
                 victim = candidate
         return victim
 
-    def newest_background(self, sequence: Sequence) -> Sequence | None:
-        """Return the last sequence of the background, which gives way to any other."""
-        if not self.seats.background or sequence.standing.share.is_background:
+    @property
+    def kept_seats(self) -> int:
+        """The seats that those which give way keep once they have them: of a batch that is too small for their part to
+        be a seat none."""
+        return int(self.max_num_seqs * GUARANTEED[ServiceClass.BATCH])
+
+    def newest_yielding(self, sequence: Sequence) -> Sequence | None:
+        """Return the last sequence of those that give way to any other, if they have more than they keep."""
+        if self.seats.lent <= self.kept_seats or sequence.standing.share.gives_way:
             return None
-        candidates = (candidate for candidate in reversed(self.running) if candidate.standing.share.is_background)
+        candidates = (candidate for candidate in reversed(self.running) if candidate.standing.share.gives_way)
         return next((candidate for candidate in candidates if may_yield(candidate)), None)
 
     def newest_paused(self, sequence: Sequence) -> Sequence | None:
         """Return the last of the paused sequences, which have blocks and no use for them now, to give some to this one.
-        The background gets none of others."""
+        Who gives way gets none of others."""
         newest = self.paused[-1] if self.paused else None
-        for_background = newest is not None and sequence.standing.share.is_background
-        return None if for_background and not newest.standing.share.is_background else newest  # type: ignore[union-attr]
+        if newest is not None and sequence.standing.share.gives_way and not newest.standing.share.gives_way:
+            return None
+        return newest
 
 
 def may_yield(sequence: Sequence) -> bool:

@@ -19,6 +19,10 @@ from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.tier_loads import TierLoads
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass
+
+# Steps in a row in which what gives way has nothing, so that it has its part of them.
+MOST_RESTS = round(1 / GUARANTEED[ServiceClass.BATCH]) - 1
 
 
 class Scheduler:
@@ -59,6 +63,9 @@ class Scheduler:
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.background = BackgroundRoom(clock)
+        # The steps in a row, with the one that is being built, in which what gives way has had nothing. Then its
+        # prompts go first in one.
+        self.rested, self.their_turn = 0, False
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
 
@@ -94,6 +101,8 @@ class Scheduler:
         `held_up` tells whether a sequence would have been preempted, had its last step been over."""
         self.held_up = False
         self.admit()
+        self.their_turn = self.rested == MOST_RESTS
+        self.rested = self.rested + 1 if self.yielding_rest else 0
         spans = list(self.decode_spans())
         if self.drafts.most:
             spans = self.drafts.add(spans, self.memory)
@@ -115,32 +124,34 @@ class Scheduler:
         return [sequence for sequence in self.running if not sequence.decodes and sequence.is_ready]
 
     @property
-    def background_rests(self) -> bool:
-        """True while a prompt of somebody else is computed: a step with nothing of the background is over sooner, and
-        so is the wait for a first token."""
-        return self.queues.seats.background > 0 and any(
-            not prompt.standing.share.is_background for prompt in self.open_prompts
+    def yielding_rest(self) -> bool:
+        """True while a prompt of a class before the last is computed: a step with nothing of what gives way is over
+        sooner, and so is the wait for a first token. Not in more steps in a row than leave the last class its part."""
+        return (
+            self.queues.seats.lent > 0
+            and not self.their_turn
+            and any(not prompt.standing.share.gives_way for prompt in self.open_prompts)
         )
 
     def decode_spans(self) -> Iterator[Span]:
         """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
         afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
-        in_turn, has_background = self.queues.running_in_turn(), self.queues.seats.background > 0
-        others, room = 0, 0 if self.background_rests else None
+        in_turn, are_lent = self.queues.running_in_turn(), self.queues.seats.lent > 0
+        others, room = 0, 0 if self.rested else None
         for sequence in in_turn:
-            is_background = has_background and sequence.standing.share.is_background
-            if is_background and room is None:
+            gives_way = are_lent and sequence.standing.share.gives_way
+            if gives_way and room is None:
                 room = self.background_room(others)
-            if is_background and not room:
+            if gives_way and not room:
                 continue
             ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
             if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
-                others, room = (others, room - 1) if is_background and room is not None else (others + 1, room)
+                others, room = (others, room - 1) if gives_way and room is not None else (others + 1, room)
                 yield Span(sequence, sequence.computed, 1)
 
     def background_room(self, others: int) -> int:
-        """Return how many rows the background may have in a step beside so many of others."""
+        """Return how many rows what gives way may have in a step beside so many of others."""
         rows = self.background.rows(others, self.queues.seats.taken > 0)
         return self.budget.whole + self.queues.max_num_seqs if rows is None else rows
 
@@ -148,11 +159,13 @@ class Scheduler:
         """Yield chunks of prompts, which take turns, beside these spans. A step draws at most one first token for each
         seat."""
         open_prompts = self.open_prompts
-        if self.background_rests:
-            open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.is_background]
-        elif self.queues.seats.background:
-            # Only the background has prompts now.
-            own = sum(span.sequence.standing.share.is_background for span in spans)
+        if self.rested:
+            open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.gives_way]
+        elif self.their_turn:
+            open_prompts.sort(key=lambda prompt: not prompt.standing.share.gives_way)
+        elif self.queues.seats.lent:
+            # Only what gives way has prompts now.
+            own = sum(span.sequence.standing.share.gives_way for span in spans)
             budget = min(budget, max(0, self.background_room(len(spans) - own) - own))
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:

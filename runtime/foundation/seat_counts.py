@@ -11,24 +11,29 @@ from pontil.runtime.foundation.fair_share import FairShare
 
 class SeatCounts:
     """Counts of seats. Conservation: `held` has the callers with a seat, and `taken` is its sum. O(1) to change, and to
-    ask for any number of callers between two changes; the first one takes O(callers). The `background` is counted
-    apart: its seats are free to everybody else."""
+    ask for any number of callers between two changes; the first one takes O(callers). The seats of those that give way
+    are counted apart, in `yielding`, whose sum is `lent`: they are free to everybody else, and no others are claimed
+    for them."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
+        self.yielding: dict[str, int] = {}
         self.weights: dict[str, float] = {}
-        self.taken = self.background = 0
+        self.taken = self.lent = 0
         # Derived from both: all weights, and the most that a caller has for its weight after it has given a seat.
         self.derived: tuple[float, float] | None = None
 
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
-        if share.is_background:
-            self.background += seats
-            assert self.background >= 0, "more seats are given back than were taken"
-            return
-        held_seats = self.held.get(share.caller, 0) + seats
+        counts = self.yielding if share.gives_way else self.held
+        held_seats = counts.get(share.caller, 0) + seats
         assert held_seats >= 0, "more seats are given back than were taken"
+        if share.gives_way:
+            self.lent += seats
+            self.yielding[share.caller] = held_seats
+            if not held_seats:
+                del self.yielding[share.caller]
+            return
         self.taken += seats
         if held_seats:
             self.held[share.caller], self.weights[share.caller] = held_seats, share.weight
@@ -52,7 +57,8 @@ class SeatCounts:
 
     def level(self, share: FairShare, more_seats: int = 0) -> float:
         """Return the seats that a caller holds, and so many more, for each unit of its weight."""
-        return (self.held.get(share.caller, 0) + more_seats) / share.weight
+        counts = self.yielding if share.gives_way else self.held
+        return (counts.get(share.caller, 0) + more_seats) / share.weight
 
     def yields(self, caller: str, share: FairShare) -> bool:
         """Return whether one caller is to give a seat to another: only if it then still holds no less for its weight.
@@ -61,7 +67,7 @@ class SeatCounts:
 
     def has_claim(self, share: FairShare) -> bool:
         """Return whether somebody is to give this caller a seat."""
-        return self.sums[1] >= self.level(share, 1)
+        return not share.gives_way and self.sums[1] >= self.level(share, 1)
 
     def part(self, share: FairShare, seats: int) -> int:
         """Return the part of so many seats that belongs to a caller beside those that hold some now: at least one."""

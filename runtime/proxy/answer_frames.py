@@ -171,7 +171,7 @@ class AnswerFrames:
         if new and not had_begun:
             times.first_token = now
             self.admissions.queue_of(request).started(request, now)
-        if new and request.ticket.is_background:
+        if new and request.ticket.is_line:
             self.metrics.delivered += new
         elif new and not request.trial:
             self.metrics.add_tokens(new, now - (before if had_begun else times.arrived), not had_begun, request)

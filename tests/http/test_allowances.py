@@ -17,7 +17,7 @@ from pontil.runtime.proxy.requests.ticket import UNLIMITED, Allowance
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ROOT = "sk-alice-0123456789", "sk-bob-0123456789", "adm-0123456789-adm"
-SETTINGS = (("weight", 2.0), ("requests", 8), ("priority", True))
+SETTINGS = (("share", 2.0), ("requests", 8), ("priority", True))
 
 
 def digest(key: str) -> str:
@@ -44,7 +44,7 @@ def ask(made: ScriptedSite, key: str, path: str = "/v1/completions", **fields: A
 
 def test_a_key_has_what_its_line_says() -> None:
     keyring = Keyring.of([list(one) for one in CALLERS], digest(ROOT), [["alice", [list(one) for one in SETTINGS]]])
-    assert keyring.caller(ALICE.encode()) == Caller("alice", False, Allowance(weight=2.0, requests=8, priority=True))
+    assert keyring.caller(ALICE.encode()) == Caller("alice", False, Allowance(2.0, requests=8, priority=True))
     assert keyring.caller(BOB.encode()) == Caller("bob", False, Allowance())
     assert keyring.caller(ROOT.encode()) == ADMIN and ADMIN.allowance == UNLIMITED
 
@@ -75,3 +75,45 @@ def test_another_allowance_counts_from_the_next_request(tmp_path: Path, tokenize
         access = Sanic.get_app(f"pontil-{made.proxy.incarnation}").ctx.access
         access.keyring = Keyring.of(CALLERS, None, [["alice", [["priority", True]]]])
         assert ask(made, ALICE, priority=-1).status == 200
+
+
+@pytest.fixture(scope="module")
+def classed(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    """A site with two keys: Alice's is interactive, Bob's is of the class batch."""
+    allowances = (("alice", (("class", "interactive"),)), ("bob", (("class", "batch"),)))
+    with site(tmp_path_factory.mktemp("classed"), tokenizer, callers=CALLERS, allowances=allowances) as made:
+        made.worker()
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "told"),
+    [
+        (ALICE, None, "priority"), (ALICE, "auto", "priority"), (ALICE, "default", "default"), (ALICE, "flex", "flex"),
+        (BOB, None, "flex"), (BOB, "priority", "flex"), (BOB, "default", "flex"),
+    ],
+)  # fmt: skip
+def test_a_request_may_lower_its_class_and_its_usage_says_it(
+    classed: ScriptedSite, key: str, asked: str | None, told: str
+) -> None:
+    tier = {} if asked is None else {"service_tier": asked}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        answer = ask(classed, key, path, **tier)
+        assert answer.json["usage"]["service_tier"] == answer.json["service_tier"] == told
+    response = classed.ask(
+        "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 1} | tier, {"authorization": f"Bearer {key}"}
+    )
+    assert response.json["usage"]["service_tier"] == response.json["service_tier"] == told
+
+
+def test_a_message_tells_its_class_in_the_words_of_its_api(classed: ScriptedSite) -> None:
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    told = [
+        classed.ask("POST", "/v1/messages", body | fields, {"x-api-key": key}).json["usage"]["service_tier"]
+        for key, fields in ((ALICE, {}), (ALICE, {"service_tier": "standard_only"}), (BOB, {}))
+    ]
+    assert told == ["priority", "standard", "batch"]
+    refused = ask(classed, ALICE, service_tier="first")
+    assert (refused.status, refused.json["error"]["param"]) == (400, "service_tier")
+    classes = classed.ask("GET", "/metrics", None, {"authorization": f"Bearer {BOB}"}).body.decode()
+    assert 'pontil_class_requests_total{class="interactive"} ' in classes

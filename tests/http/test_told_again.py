@@ -110,11 +110,11 @@ def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokeniz
         streams = made.proxy.streams
 
         async def go_on() -> None:
-            begun = submit(made.proxy, [5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
+            begun = submit(made.proxy, [5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(3.0))
             name, _ = streams.begin(begun, {"body": b""}, NoReader())
             before = begun.request.share
             streams.hand_over(streams.journals[name], LEFT)
-            heavy = Ticket(allowance=Allowance(weight=3.0))
+            heavy = Ticket(allowance=Allowance(3.0))
             request = streams.take_up(await streams.claim(name, heavy), NoReader(), heavy).request
             assert request is not begun.request and request.share == before and before.weight == 3.0
             made.proxy.in_flight.cancel(request)

@@ -179,4 +179,8 @@ def take_response(one: "ClientTry", told: dict[str, Any]) -> None:
     one.texts[0] += "".join(part["text"] for part in parts)
     one.finishes[0] = FINISHES[f"response.{told['status']}"]
     usage = told["usage"]
-    one.usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]}
+    one.usage = {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "service_tier": usage["service_tier"],
+    }

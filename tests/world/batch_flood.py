@@ -74,7 +74,7 @@ class FloodedTrial(Trial):
             queues = worker.worker.machine.scheduler.queues
             if not worker.name.startswith("prefill"):
                 self.idle += queues.max_num_seqs - queues.seats.taken
-                self.used += queues.seats.background
+                self.used += queues.seats.lent
         self.world.after(LOOK, self.look)
 
     def times(self) -> FloodTimes:

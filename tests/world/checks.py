@@ -20,6 +20,7 @@ from answer_checks import (
 )
 from answer_forms import RESPONSE
 from batch_clients import each_line_has_one_outcome_and_one_bill, of_batches
+from classed_keys import usage_says_the_class
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
 from hash_model import answer_of
@@ -306,6 +307,7 @@ CHECKS: tuple[Check, ...] = (
     a_stream_goes_on_within_its_window,
     a_late_reader_has_all_or_nothing,
     usage_equals_deliveries,
+    usage_says_the_class,
     the_usage_log_has_each_request_once,
     each_line_has_one_outcome_and_one_bill,
     who_was_refused_is_not_billed,

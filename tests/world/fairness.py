@@ -65,7 +65,8 @@ def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
     queues = [(key, group.queue) for key, group in process.proxy.admissions.by_group.items()]
-    heads = [(key, one) for key, queue in queues for one in queue.heads() if has_seats(process, one)]
+    firsts = [(key, one) for key, queue in queues for one in queue.waiting.heads() if one.id in queue.costs]
+    heads = [(key, one) for key, one in firsts if has_seats(process, one)]
     workers = site.all_workers if heads else []
     for key, request in heads:
         known = process.proxy.registry.of(key).serving(request.release)
@@ -90,6 +91,10 @@ def tries_of(run: "SeedRun", key: str) -> list[ClientTry]:
     )  # fmt: skip
 
 
+def limited_keys(run: "SeedRun") -> list[str]:
+    return [key for key, settings in run.plan.allowances if "requests" in dict(settings)]
+
+
 def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
     """A tenant's request for one token does not wait for another's many choices and long prompts, where nothing is
     amiss."""
@@ -103,7 +108,7 @@ def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
 def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
     """No tenant without limits is told of one; one that has them is not told to wait for longer than they take, and
     never has more requests in flight."""
-    limited = [one for key, _ in run.plan.allowances for one in tries_of(run, key_of(key))]
+    limited = [one for key in limited_keys(run) for one in tries_of(run, key_of(key))]
     for call in run.calls:
         for one in call.tries:
             if one.status == 429 and one not in limited and not one.continued:
@@ -120,7 +125,7 @@ def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
 def who_waits_as_told_is_let_in(run: "SeedRun") -> Iterator[str]:
     """A tenant that comes again when it was told to is not refused once more for the rate of its key, where nobody else
     of it was let in meanwhile and nothing was amiss."""
-    for key, _ in run.plan.allowances:
+    for key in limited_keys(run):
         all_tries = tries_of(run, key_of(key))
         for call in run.calls:
             for one, again in pairwise(call.tries):
@@ -149,7 +154,7 @@ class StarvedPrompts:
     def divided(self, turns: PromptTurns, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
         """Look at the division of one step."""
         first = min((one.standing.priority for one in prompts), default=0)
-        level = [one for one in prompts if one.standing.priority == first and not one.standing.share.is_background]
+        level = [one for one in prompts if one.standing.priority == first and not one.standing.share.gives_way]
         begun = turns.levels[first].taken if level else {}
         waiting = [one for one in level if one not in begun and one not in counts and one.remaining <= QUERY_TILE]
         self.steps = {one: self.steps.get(one, 0) + 1 for one in waiting}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import checks
 from batch_clients import BatchClient
+from classed_keys import classed
 from client_habits import with_habits
 from clients import ClientCall, ClientWish
 from conversations import next_turn, with_conversations
@@ -77,6 +78,7 @@ class SeedRun:
         world = self.world = SeededWorld(seed, trace)
         plan, shape = shaped(plan.of_seed(seed), world.random("shape"))
         plan, shape = tenanted(plan, shape, world.random("tenants"))
+        plan = classed(plan, world.random("classes"))
         self.folder, self.model = folder, model
         plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)

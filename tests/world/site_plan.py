@@ -95,9 +95,9 @@ class SitePlan:
     worker_start: tuple[float, float] = (1.0, 3.0)
     # Kinds of faults that are likely.
     likely: tuple[str, ...] = ()
-    # True for clients that are tenants (greedy_tenants.py), and the limits of callers.
+    # True for clients that are tenants (greedy_tenants.py), and the settings of keys.
     tenants: bool = False
-    allowances: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    allowances: tuple[tuple[str, tuple[tuple[str, float | str], ...]], ...] = ()
     # Most prompt tokens of a step.
     batched_tokens: int = 256
 

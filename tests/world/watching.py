@@ -102,7 +102,7 @@ def seats_are_those_of_requests(watch: SeedWatch) -> Iterator[str]:
         for worker in process.proxy.registry.workers.values():
             mine = [one for one in requests if any(one_worker is worker for one_worker in one.load.workers)]
             wanted = len(mine), sum(one.load.choices for one in mine)
-            counted = worker.in_flight, worker.seat_counts.taken + worker.seat_counts.background
+            counted = worker.in_flight, worker.seat_counts.taken + worker.seat_counts.lent
             if counted != wanted:
                 yield f"{process} counts {counted} at {worker.hello.name}: {wanted}"
 
@@ -112,8 +112,8 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
     for worker in watch.working:
         for key, share in worker.requests.shares.open.items():
             held = sum(len(one.choices) for one in worker.machine.engine.sequences.get(key, ()))
-            held = 0 if share.request.is_background else held
-            if share.choices != held and (held or share.request.is_background):
+            held = 0 if share.request.gives_way else held
+            if share.choices != held and (held or share.request.gives_way):
                 yield f"{worker.sockets.config.name} tells of {share.choices} seats of {key}, which has {held}"
 
 

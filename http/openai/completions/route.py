@@ -11,6 +11,7 @@ from typing import TypeVar
 from sanic import HTTPResponse, Request
 
 from pontil.http.fields.sampling import SamplingFields
+from pontil.http.fields.service_tier import TOLD
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader, check_type, understood
@@ -233,7 +234,7 @@ class GenerationRoutes:
         """Answer a completion that has been read, in this form."""
         ready = await self.preparation.completion(request.ctx.ticket, completion_request)
         shown_text = self.shown(ready.sampling, completion_request.echo, added=self.added(completion_request))
-        shape = form(self.heading(request, "cmpl-", ready.snapshot), completion_request.delivery, shown_text)
+        shape = form(self.heading(request, "cmpl-", ready), completion_request.delivery, shown_text)
         return await self.send(request, ready, shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
@@ -246,7 +247,7 @@ class GenerationRoutes:
         self.proxy.admissions.check_limits(ticket)
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
         ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
-        shape = self.chat_shape(ready, self.heading(request, "chatcmpl-", ready.snapshot))
+        shape = self.chat_shape(ready, self.heading(request, "chatcmpl-", ready))
         if chat_request.audio is not None or ready.wanted.media is not None:
             return await self.speak(request, ready, shape)
         return await self.send(request, ready, shape)
@@ -286,13 +287,14 @@ class GenerationRoutes:
         shape.schema_watch = self.schema_watch(ready.sampling)
         return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
 
-    def heading(self, request: Request, prefix: str, snapshot: RegistrySnapshot) -> ReplyHeading:
+    def heading(self, request: Request, prefix: str, ready: ReadyRequest) -> ReplyHeading:
         """Return the heading of a reply, whose id begins so: the earlier one of a stream that is continued, else a new
         one."""
         if (earlier_heading := heading_of(request)) is not None:
             return earlier_heading
-        fingerprint = snapshot.system_fingerprint(self.proxy.config.version)
-        return ReplyHeading(f"{prefix}{secrets.token_hex(12)}", int(time.time()), self.model.name, fingerprint)
+        fingerprint = ready.snapshot.system_fingerprint(self.proxy.config.version)
+        name, tier = f"{prefix}{secrets.token_hex(12)}", TOLD[ready.ticket.service_class]
+        return ReplyHeading(name, int(time.time()), self.model.name, fingerprint, tier)
 
     def schema_watch(self, sampling: SamplingFields) -> SchemaWatch | None:
         """Return the check of the answers' ends, if they may follow their grammar and not their schema."""

@@ -15,6 +15,7 @@ from sanic.response import raw
 
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
+from pontil.http.fields.service_tier import SERVICE_TIER
 from pontil.http.intake.body import BodyReader, check_type, understood
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import check_name
@@ -57,7 +58,9 @@ def read_embedding(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     truncate = values["truncate_prompt_tokens"]
     if truncate == 0:
         raise fields.wrong("truncate_prompt_tokens", "must be at least 1, or -1 to keep as much as fits, not 0")
-    handling = PromptFields(values["add_special_tokens"], truncate, "", values["priority"], keeps_beginning=True)
+    handling = PromptFields(
+        values["add_special_tokens"], truncate, "", values["priority"], True, values["service_tier"]
+    )
     return EmbeddingRequest(
         values["model"], values["input"], values["dimensions"], values["encoding_format"] == "base64", handling
     )
@@ -74,6 +77,7 @@ EMBEDDING = (
     Parameter("truncate_prompt_tokens", IntegerType(TO_FIT), "keep this many tokens of each input, the first ones; "
               "-1: as many as fit"),
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
+    SERVICE_TIER,
     *INERT,
 )  # fmt: skip
 TABLE = ParameterTable(EMBEDDING)

@@ -296,7 +296,6 @@ SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 SENT_BY_CLIENTS = (
     Parameter("user", InertType(SHORT, None), "who the end user is"),
     Parameter("safety_identifier", InertType(SHORT), "who the end user is"),
-    Parameter("service_tier", InertType(SHORT, ("auto", "default")), "another price"),
     Parameter("prompt_cache_retention", InertType(SHORT), "how long prefixes are cached"),
 )
 REASONING_OPTIONS = (

@@ -61,7 +61,7 @@ class ResponsesRoutes:
     def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
         shown_text = generation.shown(ready.sampling)
-        heading = replace(generation.heading(request, "resp-", ready.snapshot), id=PREFIX + secrets.token_hex(16))
+        heading = replace(generation.heading(request, "resp-", ready), id=PREFIX + secrets.token_hex(16))
         is_stored = responses_request.store and self.kept.store is not None
         echo_fields, is_streamed = responses_request.echoed | {"store": is_stored}, ready.wanted.delivery.stream
         make_reader, origins = partial(generation.answer_reader, ready), responses_request.origins

@@ -10,6 +10,7 @@ from pontil.http.stream.reply_schema import (
     KEPT,
     NUMBER,
     TEXT,
+    TIER,
     UNMET,
     closed,
     constant,
@@ -67,6 +68,7 @@ USAGE = closed(
         "output_tokens": COUNT,
         "output_tokens_details": closed({"reasoning_tokens": COUNT}, ("reasoning_tokens",)),
         "total_tokens": COUNT,
+        "service_tier": TIER,
     }
 )
 OBJECT: Schema = {"type": "object"}
@@ -82,7 +84,7 @@ RESPONSE = closed(
         "incomplete_details": nullable(closed({"reason": constant("max_output_tokens")})),
         "model": TEXT,
         "output": many(OUTPUT_ITEM),
-        "service_tier": TEXT,
+        "service_tier": TIER,
         "usage": nullable(USAGE),
         "instructions": nullable(TEXT),
         "max_output_tokens": nullable(COUNT),

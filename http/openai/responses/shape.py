@@ -136,7 +136,7 @@ class ResponsesShape:
             "incomplete_details": short,
             "model": self.heading.model,
             "output": list(self.output.items),
-            "service_tier": "default",
+            "service_tier": self.heading.service_tier,
             "usage": None if usage is None else self.usage(usage),
         } | self.echoed
 
@@ -150,4 +150,5 @@ class ResponsesShape:
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {} if reasoning is None else {"reasoning_tokens": reasoning},
             "total_tokens": usage.total_tokens,
+            "service_tier": self.heading.service_tier,
         }

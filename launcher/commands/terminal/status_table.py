@@ -63,6 +63,12 @@ def lease_table(leases: Sequence[StatusRow], width: int | None = None) -> list[s
     return ["", *laid_out(leases[:SHOWN_KEYS], LEASE_COLUMNS, width)] if leases else []
 
 
+def class_table(classes: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return an empty line and a table of the classes, if there are requests of another one than the standard one."""
+    others = [row for row in classes if row.get("class") != "standard" and (row.get("running") or row.get("waiting"))]
+    return ["", *laid_out(classes, CLASS_COLUMNS, width)] if others else []
+
+
 def ranks(row: StatusRow) -> list[StatusRow]:
     return [rank | {"name": f"{row.get('name', '')} rank {rank.get('rank')}"} for rank in row.get("ranks", ())]
 
@@ -169,6 +175,13 @@ LEASE_COLUMNS: Columns = (
     ("TOKENS", True, lambda row: str(row.get("tokens", ""))),
     ("KV", True, lambda row: size(row.get("bytes"))),
     ("UNTIL", True, lambda row: duration(row.get("seconds", 0))),
+)
+
+
+CLASS_COLUMNS: Columns = (
+    ("CLASS", False, lambda row: str(row.get("class", ""))),
+    ("RUNNING", True, lambda row: str(row.get("running", ""))),
+    ("WAITING", True, lambda row: str(row.get("waiting", ""))),
 )
 
 

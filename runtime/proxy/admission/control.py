@@ -5,10 +5,12 @@ of it, wait in a queue of their own, and never for another group's workers."""
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
-from pontil.runtime.foundation.fair_share import BACKGROUND, EVERYBODY, FairShare
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
@@ -40,9 +42,9 @@ class SeatRoom:
         self.is_free = any(load.can_seat(SPARE_SEATS) for load in seats.values())
         self.answers: dict[str, bool] = {}
 
-    def may_seat(self, share: FairShare) -> bool:
-        if self.is_free:
-            return True
+    def may_seat(self, share: FairShare, may_claim: bool) -> bool:
+        if self.is_free or not may_claim:
+            return self.is_free
         if share.caller not in self.answers:
             self.answers[share.caller] = claimable(self.workers, share) > 0
         return self.answers[share.caller]
@@ -56,14 +58,14 @@ class SeatRooms:
         self.is_free = any(worker.seat_counts.taken < seats for worker, seats in group.current.seated)
         self.rooms: dict[WorkerRelease | None, SeatRoom] = {}
 
-    def may_seat(self, request: Request) -> bool:
+    def may_seat(self, request: Request, may_claim: bool) -> bool:
         """Return whether it is worth to look for a route. A request whose release is gone may get another one."""
         if self.is_free:
             return True
         if request.release not in self.rooms:
             self.rooms[request.release] = SeatRoom(self.group.serving(request.release), self.disagg)
         room = self.rooms[request.release]
-        return not room.workers or room.may_seat(request.share)
+        return not room.workers or room.may_seat(request.share, may_claim)
 
 
 def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
@@ -74,8 +76,8 @@ def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
 class AdmissionControl:
     """The entry point of requests for one model, whose `workers` they go to; callers have the same `limits` for all
     models: `check`, then `enter` for each; `dispatch` whenever there may be room; `leave` at
-    its end. Lines of batches wait in the `background`, which is served while the queue is empty, and count against no
-    limit of anybody's (docs/decisions/106)."""
+    its end. Who gives way waits in the `background`, behind the `queue` in one `order` with it (docs/decisions/116).
+    Lines of batches count against no limit of anybody's (docs/decisions/106)."""
 
     def __init__(
         self,
@@ -89,13 +91,14 @@ class AdmissionControl:
         self.workers, self.limits = workers, limits
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
+        self.order: FairQueue[Request] = FairQueue(self.fair)
         self.queue = RequestQueue(
             deadline,
             lambda: workers.seats,
-            fair=self.fair,
+            self.order,
             claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
         )
-        self.background = RequestQueue(deadline, lambda: workers.seats)
+        self.background = RequestQueue(deadline, lambda: workers.seats, self.order, behind=self.queue)
         # Choices in flight, of all callers and of each.
         self.choices = 0
         self.by_caller: Counter[str] = Counter()
@@ -115,15 +118,16 @@ class AdmissionControl:
         choices = [work.params.n for work in works]
         check_together(workers, sum(choices))
         check_seats(workers, max(choices))
-        if ticket.is_background:
+        if ticket.is_line:
             return
-        if not self.queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
+        queue = self.background if ticket.service_class.gives_way else self.queue
+        if not queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
             check_capacity(workers, self.choices, sum(choices))
         requests, tokens = (sum(counts) for counts in zip(*(work.claim for work in works), strict=True))
         if requests:
             self.limits.check(ticket, requests, tokens, self.clock())
         try:
-            self.queue.check(works, ticket, self.share_of(ticket))
+            queue.check(works, ticket, self.share_of(ticket))
         except PontilError:
             self.limits.state(ticket.caller)
             raise
@@ -133,7 +137,7 @@ class AdmissionControl:
         now = self.clock()
         request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
-        if not request.ticket.is_background:
+        if not request.ticket.is_line:
             self.count(request, 1)
             self.limits.enter(request.ticket.caller, *request.work.claim, now)
         self.queue_of(request).push(request, now)
@@ -154,17 +158,18 @@ class AdmissionControl:
             del self.by_caller[caller]
 
     def queue_of(self, request: Request) -> RequestQueue:
-        return self.background if request.ticket.is_background else self.queue
+        return self.background if request.ticket.service_class.gives_way else self.queue
 
     def share_of(self, ticket: Ticket) -> FairShare:
-        if ticket.is_background:
-            return BACKGROUND
-        return FairShare.of(ticket.caller, ticket.weight) if self.fair else EVERYBODY
+        gives_way = ticket.service_class.gives_way
+        if not self.fair:
+            return replace(EVERYBODY, gives_way=gives_way)
+        return FairShare.of(ticket.caller, ticket.weight, gives_way)
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
         self.workers.shares.leave(request.release)
-        if not request.ticket.is_background:
+        if not request.ticket.is_line:
             self.count(request, -1)
             self.limits.leave(request.ticket.caller, *request.work.claim)
         self.queue_of(request).drop(request, self.clock())
@@ -186,31 +191,32 @@ class AdmissionControl:
 
     def next_with_room(self) -> tuple[Request, Route] | None:
         """Return the next request that has room now, with its route. It may pass those of other callers and releases
-        that have none: what they wait for is not what it takes (docs/decisions/068)."""
-        if not len(self.queue):
-            return self.next_of_background() if len(self.background) else None
+        that have none: what they wait for is not what it takes (docs/decisions/068). Who gives way passes nobody else;
+        in the part that is its class's it has its turn as one that does not, here and in its worker."""
         rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
-        for request in self.queue.heads():
-            if not rooms.may_seat(request):
+        for request in self.order.heads():
+            if request.ticket.service_class.gives_way:
+                if len(self.queue) and not self.order.is_due(request):
+                    continue
+                request.share = replace(request.share, gives_way=not len(self.queue))
+                if request.share.gives_way and request.work.joint is None:
+                    if (route := self.dispatcher.idle_room_for(request)) is not None:
+                        return request, route
+                    continue
+            may_claim = self.order.may_claim(request)
+            if not rooms.may_seat(request, may_claim):
                 continue
-            if (route := self.dispatcher.room_for(request)) is not None:
+            if (route := self.dispatcher.room_for(request, may_claim)) is not None:
                 return request, route
             if request.work.joint is not None and now - request.times.arrived > PASSED_SECONDS:
                 return None
         return None
 
-    def next_of_background(self) -> tuple[Request, Route] | None:
-        for request in self.background.heads():
-            find = self.dispatcher.idle_room_for if request.work.joint is None else self.dispatcher.room_for
-            if (route := find(request)) is not None:
-                return request, route
-        return None
-
     def seconds_for(self, tokens: int, lines: int) -> float | None:
         """Return the estimate of the time in which so many lines, of so many prompt tokens, are begun behind those that
         wait; None while nothing is measured."""
-        estimate = self.background.rate.now_wait or self.queue.rate.now_wait
         waiting = self.background
+        estimate = waiting.now_wait
         return None if estimate is None else estimate.after(waiting.tokens + tokens, waiting.choices + lines)
 
     def pass_time(self, now: float) -> None:
@@ -219,12 +225,12 @@ class AdmissionControl:
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""
-        if not len(self.queue):
+        if not len(self.order):
             return []
         if self.workers.is_given_up:
             error = Unavailable("no worker is left, and none will come back: see the launcher's log")
-            return [(request, error) for request in self.queue]
-        refusals = self.queue.hopeless(self.clock())
+            return [(request, error) for request in self.order if not request.ticket.is_line]
+        refusals = [*self.queue.hopeless(self.clock()), *self.background.hopeless(self.clock())]
         self.metrics.refused.labels(TOO_LATE).inc(len(refusals))
         return refusals
 
@@ -292,7 +298,7 @@ class ModelAdmissions:
     def check_limits(self, ticket: Ticket, requests: int = 1) -> None:
         """Check that a key allows so many requests now, before its grammars, texts and recordings are worked on.
         Their tokens are checked at their admission. Raises TooManyRequests or RequestError."""
-        if ticket.continues or ticket.is_background:
+        if ticket.continues or ticket.is_line:
             return
         with self.counting_refusals(requests):
             self.limits.check(ticket, requests, 0, self.clock(), states=False)

@@ -30,32 +30,37 @@ LEAST_RETRY_SECONDS = 1.0
 
 
 class RequestQueue:
-    """Requests that wait for a worker. `push`, then `serve` when a worker has room; `advanced` and `started` as its
+    """Requests that wait for a worker, in an order that several of these queues may share: those of a queue `behind`
+    another one are in nobody's wait there. `push`, then `serve` when a worker has room; `advanced` and `started` as its
     prompt is computed, `drop` when the request ends in any way. `deadline` is in seconds from arrival until the prompt
     is computed or the first token has arrived: a prompt that is being computed is not waiting. `claimable` returns the
     seats that a caller can have of those that hold more than their part.
 
-    In a fair share a request costs its prompt's tokens and those that it is expected to generate. Conservation: `costs`
-    has exactly the waiting requests, `tokens` and `choices` are the sums of their prompt tokens and choices; `sent` has
-    those that were served and not dropped, with the time; `uncomputed` has the prompt tokens still to compute of
-    those of them that have not started, and `to_compute` is its sum.
+    In a fair share a request costs its prompt's tokens and those that it is expected to generate; when it ends, the
+    share is corrected by what the workers counted. Conservation: `costs` has exactly the waiting requests, and
+    `charged` the costs of those that were served and have not ended; `tokens` and `choices` are the sums of their
+    prompt tokens and choices; `sent` has those that were served and not dropped, with the time; `uncomputed` has the
+    prompt tokens still to compute of those of them that have not started, and `to_compute` is its sum.
     """
 
     def __init__(
         self,
         deadline: float,
         seats: Callable[[], Seats],
-        fair: bool = True,
+        order: FairQueue[Request] | None = None,
         jitter: Callable[[], float] = fraction,
         claimable: Callable[[FairShare], int] = lambda share: 0,
+        behind: "RequestQueue | None" = None,
     ) -> None:
-        self.deadline, self.jitter, self.fair, self.claimable = deadline, jitter, fair, claimable
-        self.waiting: FairQueue[Request] = FairQueue(fair)
+        self.deadline, self.jitter, self.claimable, self.behind = deadline, jitter, claimable, behind
+        self.waiting: FairQueue[Request] = FairQueue() if order is None else order
+        self.fair = self.waiting.fair
         # Waiting requests and their prompt tokens by caller.
         self.places: Counter[str] = Counter()
         self.place_tokens: Counter[str] = Counter()
         self.rate = ServiceRate(seats)
         self.costs: dict[str, float] = {}
+        self.charged: dict[str, float] = {}
         self.cost = 0.0
         self.tokens = self.choices = 0
         self.sent: dict[str, float] = {}
@@ -63,15 +68,20 @@ class RequestQueue:
         self.to_compute = 0
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return len(self.costs)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self.waiting)
+        return (request for request in self.waiting if request.id in self.costs)
 
     @property
     def is_measured(self) -> bool:
         """True if the length of a wait can be estimated."""
-        return self.rate.prompts.per_second is not None
+        return self.now_wait is not None
+
+    @property
+    def now_wait(self) -> WaitEstimate | None:
+        """The estimate of waits by what was measured here, or before this queue."""
+        return self.rate.now_wait or (None if self.behind is None else self.behind.now_wait)
 
     def cost_of(self, request: Request) -> float:
         """Return the cost of a request: in tokens, or in another unit where none waits whose cost is in tokens."""
@@ -83,7 +93,7 @@ class RequestQueue:
         cost = self.costs[request.id] = self.cost_of(request)
         self.count(request, cost, 1)
         ticket = request.ticket
-        self.waiting.push(request, ticket.caller, ticket.weight, ticket.priority, cost, lane_of(request))
+        self.waiting.push(request, ticket.caller, ticket.weight, ticket.place, cost, lane_of(request))
 
     def count(self, request: Request, cost: float, change: int) -> None:
         """Add a request to the sums (1) or remove it (-1)."""
@@ -96,16 +106,12 @@ class RequestQueue:
         # Reset the sum of an empty queue, so that rounding errors do not stay in it.
         self.cost = self.cost + change * cost if self.choices else 0.0
 
-    def heads(self) -> Iterator[Request]:
-        """Yield the requests that may be served next: the first of each caller and release, in turn. Nothing may be
-        changed meanwhile."""
-        return self.waiting.heads()
-
     def serve(self, request: Request, now: float) -> None:
         """Take out a request that is now sent to workers."""
         self.pass_time(now)
         self.waiting.serve(request)
-        self.count(request, self.costs.pop(request.id), -1)
+        cost = self.charged[request.id] = self.costs.pop(request.id)
+        self.count(request, cost, -1)
         self.uncomputed[request.id] = len(request.prompt)
         self.to_compute += len(request.prompt)
         self.sent[request.id] = now
@@ -143,7 +149,12 @@ class RequestQueue:
         self.pass_time(now)
         if self.waiting.remove(request):
             self.count(request, self.costs.pop(request.id), -1)
-        self.forget_prompt(request)
+        uncomputed_tokens = self.forget_prompt(request)
+        if (charged := self.charged.pop(request.id, None)) is not None:
+            ticket, usage = request.ticket, request.usage
+            whole = request.work.cost(usage.completion_tokens / request.params.n)
+            exact = max(1.0, whole - uncomputed_tokens - usage.cached_tokens)
+            self.waiting.correct(ticket.caller, ticket.weight, ticket.place, exact - charged)
         sent_at = self.sent.pop(request.id, None)
         if sent_at is not None:
             self.rate.ended(sent_at)
@@ -157,10 +168,10 @@ class RequestQueue:
     def wait(self, ticket: Ticket, tokens: int, share: FairShare = EVERYBODY) -> float | None:
         """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
         not known. The time for its own prompt does not count."""
-        estimate = self.rate.now_wait
+        estimate = self.now_wait
         if estimate is None:
             return None
-        ahead = self.waiting.ahead_of(ticket.priority, ticket.caller)
+        ahead = self.waiting.ahead_of(ticket.place, ticket.caller, tokens)
         return self.wait_after(ahead, tokens, self.known_to(share, estimate))
 
     def known_to(self, share: FairShare, estimate: WaitEstimate) -> WaitEstimate:
@@ -171,25 +182,28 @@ class RequestQueue:
     def wait_after(self, cost: float, tokens: int, estimate: WaitEstimate) -> float:
         """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
         turns with them."""
-        part = min(1.0, cost / self.cost) if self.cost else 0.0
-        sent_tokens = tokens_before(tokens, self.to_compute, len(self.uncomputed))
-        return estimate.after(part * self.tokens + sent_tokens, part * self.choices)
+        queues = [self] if self.behind is None else [self, self.behind]
+        whole, waiting_tokens = sum(queue.cost for queue in queues), sum(queue.tokens for queue in queues)
+        part = min(1.0, cost / whole) if whole else 0.0
+        first = queues[-1]
+        sent_tokens = tokens_before(tokens, first.to_compute, len(first.uncomputed))
+        return estimate.after(part * waiting_tokens + sent_tokens, part * sum(queue.choices for queue in queues))
 
     def check(self, works: Sequence[Work], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
         """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,
         and RequestError for what is always too much."""
         tokens = sum(len(work.prompt) for work in works)
-        if len(self.waiting) and not self.has_place(ticket.caller, len(works), tokens):
+        if len(self) and not self.has_place(ticket.caller, len(works), tokens):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
-        wait, rate = self.wait(ticket, tokens, share), self.rate.prompts.per_second
-        if wait is None or rate is None:
+        wait, estimate = self.wait(ticket, tokens, share), self.now_wait
+        if wait is None or estimate is None:
             return
-        if len(works) > 1 and tokens / rate > self.deadline:
-            says = f"these {len(works)} prompts together take about {tokens / rate:.0f} s"
+        if len(works) > 1 and tokens / estimate.rate > self.deadline:
+            says = f"these {len(works)} prompts together take about {tokens / estimate.rate:.0f} s"
             raise RequestError(f"{says}, and {self.deadline:g} s is the limit: send fewer at once", param="prompt")
         limit = ADMITTED_SHARE * self.deadline
         # If nothing waits, the next free seat goes to this request, however long the last ones took.
-        if wait > limit and len(self.waiting):
+        if wait > limit and len(self):
             says = f"the wait for a first token is about {wait:.0f} s now, and up to {limit:g} s are let in"
             raise self.refusal(says, wait - limit)
 
@@ -197,8 +211,8 @@ class RequestQueue:
         """Return whether a caller may have so many more waiting. One with a single prompt and nothing waiting needs
         room only; another one leaves a part of the memory free for others, and all together never take it."""
         if not self.fair or (requests == 1 and caller not in self.places):
-            return len(self.waiting) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
-        room, token_room = MOST_WAITING - len(self.waiting) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
+            return len(self) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
+        room, token_room = MOST_WAITING - len(self) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
         held_places, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
         return held_places <= LEFT_FREE * room and held_tokens <= LEFT_FREE * token_room
 
@@ -207,20 +221,21 @@ class RequestQueue:
         return Unavailable(f"{says}: try again in {wait:.0f} s", wait)
 
     def hopeless(self, now: float) -> list[tuple[Request, Unavailable]]:
-        """Return the queued requests that cannot be served in time, each with its error; they stay queued. For the next
-        one in turn only its actual waiting time counts: it will be served, so a rate that was measured wrong is
-        measured again."""
+        """Return the queued requests that cannot be served in time, each with its error; they stay queued. Lines of
+        batches wait for as long as they must. Behind another queue, and for the next one in turn, only the actual
+        waiting time counts: that one will be served, so a rate that was measured wrong is measured again."""
         self.pass_time(now)
-        ahead, refusals, estimate = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
+        ahead, refusals = 0.0, list[tuple[Request, Unavailable]]()
+        estimate = self.now_wait if self.behind is None else None
         estimates: dict[FairShare, WaitEstimate] = {}
-        for place, request in enumerate(self.waiting):
+        for place, request in enumerate(self):
             time_left = request.times.arrived + self.deadline - now
             wait = None
             if estimate is not None:
                 if request.share not in estimates:
                     estimates[request.share] = self.known_to(request.share, estimate)
                 wait = self.wait_after(ahead, len(request.prompt), estimates[request.share])
-            if time_left > 0.0 and (not place or wait is None or wait <= time_left):
+            if request.ticket.is_line or time_left > 0.0 and (not place or wait is None or wait <= time_left):
                 ahead += self.costs[request.id]
             else:
                 later = self.deadline if wait is None else wait - ADMITTED_SHARE * self.deadline

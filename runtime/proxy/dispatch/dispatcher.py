@@ -72,10 +72,10 @@ class PrefixLookup:
             [worker.loads.get(count) or worker.load_with(count) for worker, count in zip(workers, counts, strict=True)]
         )
 
-    def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
+    def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad], may_claim: bool) -> Sequence[WorkerLoad]:
         """Return loads that were looked up for a request with what its caller may have of others."""
         workers = self.registry.of(request.work.group).serving(request.release)
-        return [worker.load_for(load, request.share) for worker, load in zip(workers, loads, strict=True)]
+        return [worker.load_for(load, request.share, may_claim) for worker, load in zip(workers, loads, strict=True)]
 
     def holders(self, request: Request) -> Collection[str]:
         """Return the workers that hold most of the prompt by leases, of a request whose loads were looked up; none
@@ -169,8 +169,9 @@ class Dispatcher:
         own = [] if broken else meant_for(request, workers)
         return plan(own or workers, self.disagg(request), broken, request.work.load(request))
 
-    def room_for(self, request: Request) -> Route | None:
-        """Return a route that has room now for a queued request's first attempt, or None.
+    def room_for(self, request: Request, may_claim: bool = True) -> Route | None:
+        """Return a route that has room now for a queued request's first attempt, or None. Seats of callers that hold
+        more than their part are room for one that `may_claim` them.
 
         A run begins with a free seat in every stage. Otherwise a stage could wait in its worker for one that another
         run holds, which itself waits for the items of a stage that waits for the first run.
@@ -182,14 +183,14 @@ class Dispatcher:
             route = next_route(meant_workers, disagg, tokens) if meant_workers else None
             route = route or leased_route(self.lookup.holders(request), loads, disagg, tokens)
             route = route or next_route(loads, disagg, tokens)
-            return route or next_route(self.lookup.loads_for_caller(request, loads), disagg, tokens)
+            return route or next_route(self.lookup.loads_for_caller(request, loads, may_claim), disagg, tokens)
         groups = [self.registry.of(group).reachable_loads for group in joint]
         has_seats = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
         return next_route(loads, disagg, tokens, spare=0) if has_seats else None
 
     def idle_room_for(self, request: Request) -> Route | None:
-        """Return the worker with the most idle seats for a request of the background, or None. It does all of it: what
-        is computed for another worker could not give way."""
+        """Return the worker with the most idle seats for a request that gives way, or None. It does all of it: what is
+        computed for another worker could not do so."""
         workers = self.registry.of(request.work.group).serving(request.release)
         seats = seating([worker.load for worker in workers], "never" if request.work.alone else self.config.disagg)
         ids = {load.incarnation for load in seats}
@@ -197,7 +198,7 @@ class Dispatcher:
         return Route.alone(max(idle, key=lambda worker: worker.idle_seats).load) if idle else None
 
     def disagg(self, request: Request) -> Disagg:
-        if request.share.is_background:
+        if request.share.gives_way:
             return "never"
         return self.config.disagg if request.work.alone is None else "never"
 
@@ -333,7 +334,7 @@ class Dispatcher:
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
         stage that waits for others."""
-        if request.times.begun or request.trial or request.is_joined or request.share.is_background:
+        if request.times.begun or request.trial or request.is_joined or request.share.gives_way:
             return None
         return max(0.0, request.times.waits_since + self.config.first_byte_timeout - now)
 
@@ -343,7 +344,7 @@ class Dispatcher:
         a run restarts the wait of the others."""
         if request.id in self.suspended:
             return None
-        if request.share.is_background and request.attempts.stranded_at is None:
+        if request.share.gives_way and request.attempts.stranded_at is None:
             # It waits for others for as long as they want.
             return None
         config, attempts, has_begun = self.config, request.attempts, request.times.begun

@@ -120,15 +120,15 @@ class RegisteredWorker:
         self.loads.clear()
 
     def owe(self, share: FairShare, tokens: int, prompts: int) -> None:
-        """Count so many tokens and prompts more of a caller that are to be computed, or fewer. Those of the background
-        are in nobody's way."""
+        """Count so many tokens and prompts more of a caller that are to be computed, or fewer. What gives way is
+        in nobody's."""
         self.prompt_counts.add(share, prompts)
-        self.uncomputed += 0 if share.is_background else tokens
+        self.uncomputed += 0 if share.gives_way else tokens
 
     @property
     def idle_seats(self) -> int:
-        """The seats that the background may have more of, with a few that follow at once where one is free again."""
-        return self.seats + SPARE_SEATS - self.others.taken - self.taken - self.seat_counts.background
+        """The seats for more of what gives way, with a few that follow at once where one is free again."""
+        return self.seats + SPARE_SEATS - self.others.taken - self.taken - self.seat_counts.lent
 
     @property
     def capacity(self) -> int:
@@ -168,10 +168,10 @@ class RegisteredWorker:
         )  # fmt: skip
         return load
 
-    def load_for(self, load: WorkerLoad, share: FairShare) -> WorkerLoad:
+    def load_for(self, load: WorkerLoad, share: FairShare, may_claim: bool = True) -> WorkerLoad:
         """Return its load with what a caller may have of others."""
-        claimable = 0 if load.can_seat() else self.seat_counts.claimable(share, self.seats)
-        without_prompts = share.caller not in self.prompt_counts.held
+        claimable = 0 if load.can_seat() or not may_claim else self.seat_counts.claimable(share, self.seats)
+        without_prompts = may_claim and share.caller not in self.prompt_counts.held
         if not claimable and not without_prompts:
             return load
         return replace(load, claimable=claimable, without_prompts=without_prompts)

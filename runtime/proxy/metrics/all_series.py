@@ -12,6 +12,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.metrics.class_metrics import ClassMetrics
 from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.metrics.lease_collector import LeaseCollector, LeaseSums
@@ -111,6 +112,7 @@ class Metrics:
         self.runs = RunMetrics(self.registry)
         self.routing = RoutingMetrics(self.registry)
         self.spans = SpanMetrics(self.registry)
+        self.classes = ClassMetrics(self.registry)
 
     def make_request_counters(self, registry: CollectorRegistry) -> None:
         self.success = Counter(
@@ -195,6 +197,7 @@ class Metrics:
         if not request.is_clients:
             return
         self.ended[label].inc()
+        self.classes.add(request, billed.total_tokens)
         self.latencies.add_request(request, billed)
         if pulled_bytes := request.reports.pulled.bytes:
             self.pulled[request.attempts.route_name] = self.pulled.get(request.attempts.route_name, 0) + pulled_bytes

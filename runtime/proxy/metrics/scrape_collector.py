@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.metrics.class_metrics import class_gauges
 from pontil.runtime.proxy.metrics.heartbeats import heartbeat_gauges
 from pontil.runtime.proxy.requests.prompt_reuse import PLACES, PromptReuse
 from pontil.runtime.proxy.requests.request import Request
@@ -97,6 +98,7 @@ class ScrapeCollector(Collector):
         yield GaugeMetricFamily(
             "pontil_num_requests_waiting", "Requests in flight that wait for their first token", value=waiting
         )
+        yield from class_gauges(list(self.requests.values()))
 
     def of_workers(self) -> Iterator[Metric]:
         """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""

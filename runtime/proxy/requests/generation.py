@@ -98,7 +98,7 @@ def submits(
         "prompt": request.prompt,
         "sampling": request.params.to_wire(),
         "cache_salt": request.ticket.cache_salt,
-        "priority": request.ticket.priority,
+        "priority": request.share.place(request.ticket.place),
         "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,
         "caller": request.share.caller,

@@ -276,7 +276,7 @@ class Request:
                 self.entry,
                 self.entry.shares[number, worker, choice.number],
                 self.account.choices[choice.number].attempts[number],
-                self.is_clients and not self.ticket.is_background,
+                self.is_clients and not self.ticket.is_line,
             )
 
     def broke(self, now: float, *, excused: bool = False) -> None:

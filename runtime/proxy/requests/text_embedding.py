@@ -28,7 +28,7 @@ class TextEmbedding(Work):
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Embed]:
         (worker,) = request.attempts.phases
-        attempt, priority = request.attempts.number, request.ticket.priority
+        attempt, priority = request.attempts.number, request.share.place(request.ticket.place)
         return [
             Embed(sender, worker, request.id, attempt, self.prompt, self.dimensions, priority, deadline, self.types)
         ]

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's request as it is admitted, beside its work."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from pontil.runtime.foundation.fair_share import ServiceClass, class_of
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.timeline.received import ReceivedRequest
@@ -13,17 +16,26 @@ NO_KEY = "-"
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The limits of a key, None for no limit. `weight` is its share relative to other keys (fair_queue.py). `requests`
+    """The limits of a key, None for no limit. `share` is relative to other keys of its class (fair_queue.py), and
+    `service_class` the most urgent class that its requests can be of. `requests`
     and `tokens` are the most in flight at once, a request's tokens being those of its prompts and all that it may
     generate. `rate` and `token_rate` are the most that may begin in a minute. With `priority` it may ask to be served
     before others."""
 
-    weight: float = 1.0
+    share: float = 1.0
+    service_class: ServiceClass = ServiceClass.STANDARD
     requests: int | None = None
     tokens: int | None = None
     rate: float | None = None
     token_rate: float | None = None
     priority: bool = False
+
+    @classmethod
+    def of(cls, settings: Iterable[tuple[str, Any]]) -> "Allowance":
+        """Return what the settings of a key file allow."""
+        values = dict(settings)
+        service_class = ServiceClass[values.pop("class", ServiceClass.STANDARD.word).upper()]
+        return cls(service_class=service_class, **values)
 
     @property
     def is_limited(self) -> bool:
@@ -37,17 +49,18 @@ UNLIMITED = Allowance(priority=True)
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A client's request as it is handed on, made once. `name` is a part of the ids of its requests, so that they are
-    found in the workers' logs. `caller` names the API key, whose `allowance` it has. The lowest `priority` is served
-    first, callers of equal priority in turns. Prompts with another `cache_salt` share no cached prefix. `received` is
-    the HTTP request, where it came by one. One that `continues` a stream asks for the rest of an answer that a
-    `release` of the workers has begun: it is counted already. Of that answer the client may have some tokens: it
-    `has_part` then, whatever else is known of them. A line of a batch is of the background: its requests are parts of
-    the `whole` answer to it, which are billed once that is kept."""
+    found in the workers' logs. `caller` names the API key, whose `allowance` it has. Its `place` has its class and its
+    priority (runtime/foundation/fair_share.py); callers of equal places are served in turns. Prompts with another
+    `cache_salt` share no cached prefix. `received` is the HTTP request, where it came by one. One that `continues` a
+    stream asks for the rest of an answer that a `release` of the workers has begun: it is counted already. Of that
+    answer the client may have some tokens: it `has_part` then, whatever else is known of them. The requests of a line
+    of a batch are parts of the `whole` answer to it, which are billed once that is kept; they count against no
+    limit."""
 
     name: str | None = None
     caller: str = NO_KEY
     allowance: Allowance = UNLIMITED
-    priority: int = 0
+    place: int = 0
     cache_salt: str = ""
     received: ReceivedRequest | None = None
     release: WorkerRelease | None = None
@@ -56,10 +69,14 @@ class Ticket:
     whole: WholeAnswer | None = None
 
     @property
-    def is_background(self) -> bool:
+    def is_line(self) -> bool:
         return self.whole is not None
+
+    @property
+    def service_class(self) -> ServiceClass:
+        return class_of(self.place)
 
     @property
     def weight(self) -> float:
         """The share of its caller, relative to other callers."""
-        return self.allowance.weight
+        return self.allowance.share

@@ -39,7 +39,7 @@ def head_of(request: Request) -> dict[str, Any]:
         "prompt": request.prompt,
         "params": request.params.to_wire(),
         "salt": request.ticket.cache_salt,
-        "priority": request.ticket.priority,
+        "priority": request.ticket.place,
         "caller": request.ticket.caller,
         "arrived": request.times.arrived,
     }
@@ -133,7 +133,7 @@ def restored(
             Generation(head["prompt"], SamplingParams.from_wire(head["params"])),
             tokenizer,
             now,
-            replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]),
+            replace(ticket, caller=head["caller"], place=head["priority"], cache_salt=head["salt"]),
             ledger,
         )
         request.times.arrived = head["arrived"]

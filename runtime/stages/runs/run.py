@@ -318,7 +318,7 @@ class StageRun(Work):
             return [
                 NodeTask(
                     sender, worker, request.id, attempt, self.node.name, self.data, dict(self.options), part,
-                    self.outputs, request.ticket.priority, deadline,
+                    self.outputs, request.share.place(request.ticket.place), deadline,
                 )
             ]  # fmt: skip
         assert run is not None, "an engine stage serves a run"

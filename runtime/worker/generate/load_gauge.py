@@ -73,8 +73,8 @@ class LoadGauge:
 
 def uncomputed(request: WorkerRequest, prefixes: PrefixCache) -> int:
     """Return how many tokens of its prompt are to be computed here: not those that another worker computes, and not
-    those that are cached or the background's, as its proxy does not count them either."""
-    if request.claims or request.submit.phase == "decode" or request.is_background:
+    those that are cached or give way, as its proxy does not count them either."""
+    if request.claims or request.submit.phase == "decode" or request.gives_way:
         return 0
     sequence = request.sequence
     return max(0, len(request.submit.prompt) - (sequence.computed or prefixes.expected(sequence)))

@@ -48,8 +48,8 @@ class ProxyShares:
     given: dict[str, GivenWork] = field(default_factory=dict)
 
     def begin(self, request: WorkerRequest) -> None:
-        # The background is in no other proxy's way.
-        choices = 0 if request.is_background else len(request.sequence.choices)
+        # A request that gives way is in no other proxy's way.
+        choices = 0 if request.gives_way else len(request.sequence.choices)
         share = self.open[request.key] = OpenShare(request, choices)
         for sums in (self.total, self.given.setdefault(request.proxy, GivenWork())):
             sums.add(share.choices, 0)
@@ -63,7 +63,7 @@ class ProxyShares:
 
     def choice_ended(self, request: WorkerRequest) -> None:
         """Note that a choice has ended here: its own proxy, too, has its seat for another one now."""
-        if not request.is_background:
+        if not request.gives_way:
             self.choices_left(request, self.open[request.key].choices - 1)
 
     def choices_left(self, request: WorkerRequest, count: int) -> None:
@@ -131,7 +131,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
 
     def choices_left(self, request: WorkerRequest, count: int) -> None:
         """Note that all but so many choices of an attempt ended at the worker that computed its prompt."""
-        if request.key in self.request and not request.is_background:
+        if request.key in self.request and not request.gives_way:
             self.shares.choices_left(request, count)
 
     def tell_progress(self, requests: Iterable[WorkerRequest]) -> None:

@@ -91,8 +91,8 @@ class WorkerRequest:
         return self.sequence.hands_over
 
     @property
-    def is_background(self) -> bool:
-        return self.sequence.standing.share.is_background
+    def gives_way(self) -> bool:
+        return self.sequence.standing.share.gives_way
 
     @property
     def is_held(self) -> bool:
@@ -183,7 +183,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
         SaltedPrefix(submit.cache_salt),
         DrawRules(stops=strings, thinking=budget_of(params, stops, machine)),
         Branch.of(tuple(submit.choices)),
-        Standing(submit.priority, FairShare.stated(submit.caller, submit.weight)),
+        Standing(submit.priority, FairShare.stated(submit.caller, submit.weight, submit.priority)),
     )
     machine.scheduler.queues.arrive(sequence)
     if hands_over:

@@ -26,10 +26,11 @@ from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import plan_proxy
 from pontil.runtime.config.proxy_config import proxy_config
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.ticket import Allowance
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789=="
-ALL = "weight=2.5 requests=8 tokens=20000 rate=60 token_rate=100000 priority=yes"
+ALL = "share=2.5 class=interactive requests=8 tokens=20000 rate=60 token_rate=100000 priority=yes"
 
 
 def read(path: Path, text: str, variables: dict[str, str] | None = None) -> ClientKeys:
@@ -44,16 +45,21 @@ def unnamed(key: str) -> str:
 
 
 def test_settings_are_what_an_allowance_has() -> None:
-    assert list(SETTINGS) == [one.name for one in fields(Allowance)]
-    assert Allowance(**dict(read_key_settings(ALL.split()))) == Allowance(2.5, 8, 20000, 60, 100000, True)
-    assert read_key_settings([]) == () and Allowance(**dict(read_key_settings(["priority=no"]))) == Allowance()
+    assert [name.removeprefix("service_") for name in (one.name for one in fields(Allowance))] == list(SETTINGS)
+    everything = Allowance(2.5, ServiceClass.INTERACTIVE, 8, 20000, 60, 100000, True)
+    assert Allowance.of(read_key_settings(ALL.split())) == everything
+    assert read_key_settings([]) == () and Allowance.of(read_key_settings(["priority=no"])) == Allowance()
+    assert [Allowance.of(read_key_settings([f"class={each.word}"])).service_class for each in ServiceClass] == [
+        *ServiceClass
+    ]
+    assert read_key_settings(["weight=2"]) == read_key_settings(["share=2"]), "its former name"
 
 
 def test_they_stand_behind_a_key_in_any_order(tmp_path: Path) -> None:
-    text = f"alice={ALICE}   rate=60\tweight=2 \n{BOB} requests=3\ncarol=sk-carol-0123456789\n"
+    text = f"alice={ALICE}   rate=60\tshare=2 \n{BOB} requests=3\ncarol=sk-carol-0123456789\n"
     keys = read(tmp_path / "keys", text)
     assert [name for name, _ in keys.callers] == ["alice", unnamed(BOB), "carol"]
-    assert keys.allowances == (("alice", (("weight", 2.0), ("rate", 60.0))), (unnamed(BOB), (("requests", 3),)))
+    assert keys.allowances == (("alice", (("share", 2.0), ("rate", 60.0))), (unnamed(BOB), (("requests", 3),)))
 
 
 def test_they_reach_the_proxys_configuration(tmp_path: Path) -> None:
@@ -68,18 +74,20 @@ def test_they_reach_the_proxys_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("wieght=2", "Line 2 of .*keys has an unknown setting: did you mean 'weight'"),
-        ("hunter2=hunter2", "Line 2 of .*keys has an unknown setting: there are weight, requests, tokens"),
-        ("weight=hunter2", "Line 2 of .*keys sets weight, which must be a number from 0.01 to 1000"),
-        ("weight=0", "sets weight, which must be a number from 0.01"),
-        ("weight=nan", "sets weight, which must be"),
+        ("shrae=2", "Line 2 of .*keys has an unknown setting: did you mean 'share'"),
+        ("hunter2=hunter2", "Line 2 of .*keys has an unknown setting: there are share, class, requests, tokens"),
+        ("share=hunter2", "Line 2 of .*keys sets share, which must be a number from 0.01 to 1000"),
+        ("share=0", "sets share, which must be a number from 0.01"),
+        ("share=nan", "sets share, which must be"),
         ("rate=inf", "sets rate, which must be"),
         ("requests=1.5", "sets requests, which must be a whole number from 1"),
         ("tokens=-1", "sets tokens, which must be a whole number from 1"),
         ("priority=maybe", "sets priority, which must be yes or no"),
         ("rate=1 rate=2", "sets rate twice"),
+        ("class=hunter2", "sets class, which must be one of interactive, standard, batch"),
+        ("share=1 weight=2", "sets weight twice"),
         ("hunter2", "Line 2 of .*keys is no key, or has something behind it"),
-        ("weight = 2", "is no key"),
+        ("share = 2", "is no key"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_place_and_never_shown(tmp_path: Path, words: str, said: str) -> None:
@@ -89,10 +97,10 @@ def test_what_is_wrong_is_named_by_its_place_and_never_shown(tmp_path: Path, wor
 
 
 def test_a_client_has_its_limits_once(tmp_path: Path) -> None:
-    one, other = f"alice={ALICE} rate=60 weight=2", f"alice={BOB} weight=2 rate=60"
+    one, other = f"alice={ALICE} rate=60 share=2", f"alice={BOB} share=2 rate=60"
     keys = read(tmp_path / "keys", f"{one}\n{other}\n")
-    assert len(keys.callers) == 2 and keys.allowances == (("alice", (("weight", 2.0), ("rate", 60.0))),)
-    for differing in (f"alice={BOB}", f"alice={BOB} weight=2"):
+    assert len(keys.callers) == 2 and keys.allowances == (("alice", (("share", 2.0), ("rate", 60.0))),)
+    for differing in (f"alice={BOB}", f"alice={BOB} share=2"):
         with pytest.raises(OptionError, match="API key 2 is one of several of 'alice', and their settings differ"):
             read(tmp_path / "keys", f"{one}\n{differing}\n")
     with pytest.raises(OptionError, match="settings differ"):
@@ -101,22 +109,22 @@ def test_a_client_has_its_limits_once(tmp_path: Path) -> None:
 
 def test_the_environment_and_the_admin_key_have_none(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="Key 2 of PONTIL_API_KEYS is no key"):
-        read_client_keys(LaunchOptions(), {"PONTIL_API_KEYS": f"alice={ALICE} weight=2"})
+        read_client_keys(LaunchOptions(), {"PONTIL_API_KEYS": f"alice={ALICE} share=2"})
     path = tmp_path / "admin"
-    path.write_text(f"{ALICE} weight=2")
+    path.write_text(f"{ALICE} share=2")
     path.chmod(0o600)
     with pytest.raises(OptionError, match="The admin key has no settings"):
         read_client_keys(LaunchOptions(admin_key=str(path)), {})
 
 
 def test_a_new_key_can_have_them(tmp_path: Path) -> None:
-    keys = read(tmp_path / "keys", new_line("alice", ["weight=2", "priority=yes"]))
-    assert keys.allowances == (("alice", (("weight", 2.0), ("priority", True))),)
-    for wrong in ("wait=2", "weight=x", "weight"):
+    keys = read(tmp_path / "keys", new_line("alice", ["share=2", "priority=yes"]))
+    assert keys.allowances == (("alice", (("share", 2.0), ("priority", True))),)
+    for wrong in ("wait=2", "share=x", "share"):
         with pytest.raises(OptionError):
             new_line("alice", [wrong])
-    with pytest.raises(OptionError, match="sets weight twice"):
-        new_line("alice", ["weight=2", "weight=2"])
+    with pytest.raises(OptionError, match="sets share twice"):
+        new_line("alice", ["share=2", "share=2"])
 
 
 @settings(max_examples=examples(20, 100))
@@ -126,13 +134,13 @@ def test_anything_is_taken_or_refused(words: list[str]) -> None:
         found = read_key_settings(words)
     except ValueError:
         return
-    Allowance(**dict(found))
+    Allowance.of(found)
 
 
 def test_other_settings_are_other_keys_to_a_reload() -> None:
     before = ClientKeys((("alice", "0" * 64),))
     proxy = Child(ChildPlan("proxy", "proxy", "cpu", (0,), before.config), ExecStarter(("true",), lambda threads: {}))
-    after = replace(before, allowances=(("alice", (("weight", 2.0),)),))
+    after = replace(before, allowances=(("alice", (("share", 2.0),)),))
     assert "have not changed" in change_client_keys(lambda: before, [proxy])
     assert "in use now" in change_client_keys(lambda: after, [proxy])
-    assert proxy.plan.config["allowances"] == [["alice", [["weight", 2.0]]]]
+    assert proxy.plan.config["allowances"] == [["alice", [["share", 2.0]]]]

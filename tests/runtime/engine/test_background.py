@@ -11,15 +11,15 @@ from seat_world import SeatWorld
 from pontil.runtime.engine.background_room import LATELY, BackgroundRoom
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.foundation.fair_share import BACKGROUND, BACKGROUND_PRIORITY
+from pontil.runtime.foundation.fair_share import ServiceClass
 
 
 def add_line(world: SeatWorld, name: str, tokens: int = 60, prompt: list[int] | None = None) -> Sequence:
-    return world.add(name, BACKGROUND.caller, tokens=tokens, priority=BACKGROUND_PRIORITY, prompt=prompt)
+    return world.add(name, "owner", tokens=tokens, priority=ServiceClass.BATCH.place(), prompt=prompt)
 
 
 def lines_running(world: SeatWorld) -> int:
-    return int(world.queues.seats.background)
+    return int(world.queues.seats.lent)
 
 
 def test_it_takes_every_idle_seat_and_gives_each_to_whoever_comes() -> None:
@@ -116,7 +116,7 @@ def test_lines_have_so_many_rows_of_a_step_and_all_end(monkeypatch: pytest.Monke
 
     def watched() -> Batch:
         batch: Batch = schedule()
-        most.append(sum(span.count for span in batch.spans if span.sequence.standing.share.is_background))
+        most.append(sum(span.count for span in batch.spans if span.sequence.standing.share.gives_way))
         return batch
 
     monkeypatch.setattr(world.scheduler, "schedule", watched)
@@ -151,3 +151,24 @@ def test_tokens_are_those_that_each_has_alone(seed: int) -> None:
 
 def random_blocks(seed: int) -> int:
     return 60 if seed % 2 else 4000
+
+
+def test_it_keeps_its_part_of_many_seats_and_of_steps() -> None:
+    world = SeatWorld(seats=40, budget=8)
+    for number in range(30):
+        add_line(world, f"line{number}", 600)
+    for _ in range(6):
+        world.step()
+    for number in range(40):
+        world.add(f"client{number}", "a", tokens=300)
+    for _ in range(30):
+        world.step()
+    assert lines_running(world) == 2, "a twentieth"
+    before = sum(map(len, world.said.values()))
+    said = {name: len(tokens) for name, tokens in world.said.items() if name.startswith("line")}
+    for number in range(3):
+        world.add(f"long{number}", "b", tokens=1, prompt=[number] * 400)
+    for _ in range(100):
+        world.step()
+    more = {name: len(world.said[name]) - count for name, count in said.items()}
+    assert sum(map(len, world.said.values())) > before and sum(more.values()) == 2 * 5, "one step of twenty"

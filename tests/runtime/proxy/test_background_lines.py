@@ -6,7 +6,7 @@ from random import Random
 from effort import examples
 from engine_site import EngineSite, as_alone
 
-from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
@@ -19,7 +19,7 @@ SEATS = 8
 
 def line(site: EngineSite, number: int, tokens: int = 40) -> Stream:
     params = SamplingParams(max_tokens=tokens, seed=1, temperature=1.0, ignore_eos=True)
-    ticket = Ticket(f"line-{number}", "owner", Allowance(requests=1), BACKGROUND_PRIORITY, whole=WholeAnswer(1))
+    ticket = Ticket(f"line-{number}", "owner", Allowance(requests=1), ServiceClass.BATCH.place(), whole=WholeAnswer(1))
     return site.submit(ticket, Generation([number % 251, number // 251, 7, 7, 9], params))
 
 
@@ -36,7 +36,7 @@ def first_tokens(site: EngineSite, with_lines: bool) -> tuple[list[float], float
         site.run(0.05)
         if turn > 4:
             idle += SEATS - worker.world.queues.seats.taken
-            used += worker.world.queues.seats.background
+            used += worker.world.queues.seats.lent
     site.run(60.0)
     assert all(as_alone(stream.request) for stream in asked)
     waits = []
@@ -69,7 +69,7 @@ def test_a_line_counts_against_no_limit_and_is_in_nobodys_wait(tokenizer: Tokeni
     for stream in lines:
         stream.cancel()
     site.run(1.0)
-    assert not site.requests and not site.registry.workers["w"].seat_counts.background
+    assert not site.requests and not site.registry.workers["w"].seat_counts.lent
 
 
 def test_a_line_that_waits_for_long_is_not_given_up(tokenizer: Tokenizer) -> None:

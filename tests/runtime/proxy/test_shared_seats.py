@@ -184,11 +184,11 @@ def test_seats_are_looked_for_where_requests_have_them(disagg: Disagg) -> None:
         registry.hello(Hello(name, SCHEMA, name, role, 1, "cpu", "m", "m", "k", "", 16, 99, 2, 512, 256), 0.0)
     prefill, decode = registry.workers.values()
     decode.seat(FairShare("a"), 2 + SPARE_SEATS)
-    assert SeatRooms(registry.generating, disagg).may_seat(asking) == (disagg == "never")
+    assert SeatRooms(registry.generating, disagg).may_seat(asking, True) == (disagg == "never")
     decode.lost_peers = frozenset(("p",))
-    assert SeatRooms(registry.generating, disagg).may_seat(asking)
+    assert SeatRooms(registry.generating, disagg).may_seat(asking, True)
     prefill.seat(FairShare("a"), 2 + SPARE_SEATS)
-    assert not SeatRooms(registry.generating, disagg).may_seat(asking)
+    assert not SeatRooms(registry.generating, disagg).may_seat(asking, True)
 
 
 @pytest.mark.parametrize("seed", range(examples(6, 300)))
@@ -227,7 +227,7 @@ def test_random_mixes_are_served_in_time_and_shared(tokenizer: Tokenizer, seed: 
 
 def expect_no_idle_seat(site: EngineSite) -> None:
     """Check that what waits in the proxy waits for a seat or for prompts that are being computed."""
-    for request in site.queue.heads():
+    for request in site.queue.waiting.heads():
         for worker in site.registry.generating.serving(request.release):
-            load = worker.load_for(worker.load, request.share)
+            load = worker.load_for(worker.load, request.share, site.queue.waiting.may_claim(request))
             assert not (load.can_prefill(len(request.prompt)) and (load.can_seat() or load.claimable))

@@ -65,7 +65,7 @@ class EngineWorker:
         return True
 
     def submit(self, message: Submit) -> None:
-        share = FairShare.stated(message.caller, message.weight)
+        share = FairShare.stated(message.caller, message.weight, message.priority)
         sequence = Sequence(
             key_of(message.request_id, message.attempt),
             message.prompt,
@@ -117,7 +117,7 @@ class EngineSite(VirtualProxy):
         self.asked += 1
         params = SamplingParams(max_tokens=tokens, n=n, seed=1, temperature=1.0, ignore_eos=True)
         prompt = [self.asked % 251, self.asked // 251, *[5] * (length - 2)]
-        return submit(self, prompt, params, priority=priority, caller=caller, allowance=Allowance(weight=weight))
+        return submit(self, prompt, params, place=priority, caller=caller, allowance=Allowance(weight))
 
     def measure(self) -> None:
         """Have a request answered, after which waits are known."""

@@ -19,7 +19,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
-from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.fair_share import FairShare, class_of
 
 BLOCK = 8
 # All of a sequence's KV is checked when so many tokens were added, and when it is read to compute more than one.
@@ -123,7 +123,7 @@ class SeatWorld:
     ) -> Sequence:  # fmt: skip
         prompt = prompt or [len(self.wanted) % 251, *name.encode()]
         made = sequence(name, prompt, tokens, n=n, temperature=1.0)
-        made.standing.share, made.standing.priority = FairShare(caller, weight), priority
+        made.standing.share, made.standing.priority = FairShare(caller, weight, class_of(priority).gives_way), priority
         for choice in range(n):
             named = name if n == 1 else f"{name}/{choice}"
             self.wanted[named] = [formula(prompt, choice, len(prompt) + place) for place in range(tokens)]

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.commands.terminal.status_table import SHOWN_KEYS, duration, prompt_table, size, table
+from pontil.launcher.commands.terminal.status_table import SHOWN_KEYS, class_table, duration, prompt_table, size, table
 
 READY: dict[str, Any] = {
     "name": "decode:0", "role": "decode", "pid": 1234, "state": "READY", "device": "cuda:0", "restarts": 2,
@@ -101,3 +101,12 @@ def test_keys_have_a_table_of_their_prompts() -> None:
     ]
     assert second.split() == ["bob", "0", "0"] and prompt_table([]) == []
     assert len(prompt_table([alice] * 99)) == SHOWN_KEYS + 2
+
+
+def test_classes_are_shown_once_there_are_others_than_the_standard_one() -> None:
+    rows = [{"class": word, "running": 0, "waiting": 2 * (word == "standard")} for word in ("standard", "batch")]
+    assert class_table(rows) == []
+    rows[1]["running"] = 1
+    assert [line.split() for line in class_table(rows)] == [
+        [], ["CLASS", "RUNNING", "WAITING"], ["standard", "0", "2"], ["batch", "1", "0"],
+    ]  # fmt: skip

@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pontil.runtime.proxy.admission.fair_queue import MOST_DEBTS, MOST_QUIET_LEVELS, FairQueue
+from pontil.runtime.foundation.fair_share import GUARANTEED, ServiceClass, class_of
+from pontil.runtime.proxy.admission.fair_queue import MOST_QUIET_LEVELS, FairQueue
+from pontil.runtime.proxy.admission.priority_level import MOST_DEBTS
 
 COSTS = st.integers(1, 500)
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 3.0, 10.0])
-# A push: caller, priority, cost.
+# A push: caller, place, cost.
 PUSHES = st.tuples(st.sampled_from("abc"), st.integers(-1, 1), COSTS)
+ANY_CLASS = st.tuples(
+    st.sampled_from("abc"), st.builds(ServiceClass.place, st.sampled_from(ServiceClass), st.integers(-1, 1)), COSTS
+)
 # None is a pop, a number the removal of one of the waiting items.
 STEPS = st.lists(st.one_of(PUSHES, st.none(), st.integers(0, 50)), max_size=120)
+STEPS_OF_CLASSES = st.lists(st.one_of(ANY_CLASS, st.none(), st.integers(0, 50)), max_size=120)
 OF_CALLER = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
@@ -45,7 +51,8 @@ def walk(queue: FairQueue[Item], steps: list[tuple[str, int, int] | int | None])
             first = queue.peek()
             left.append(queue.pop())
             assert left[-1] is first and first is not None
-            assert first.priority == min(item.priority for item in waiting)
+            of_class = [item for item in waiting if class_of(item.priority) is class_of(first.priority)]
+            assert first.priority == min(item.priority for item in of_class)
             mates = [item for item in waiting if (item.caller, item.priority) == (first.caller, first.priority)]
             assert mates[0] is first, "within a caller the order is that of arrival"
         elif waiting and step is not None:
@@ -55,7 +62,7 @@ def walk(queue: FairQueue[Item], steps: list[tuple[str, int, int] | int | None])
     return pushed, left
 
 
-@given(STEPS, st.booleans())
+@given(STEPS_OF_CLASSES, st.booleans())
 def test_what_is_pushed_leaves_once(steps: list[tuple[str, int, int] | int | None], fair: bool) -> None:
     queue: FairQueue[Item] = FairQueue(fair)
     pushed, left = walk(queue, steps)
@@ -66,7 +73,7 @@ def test_what_is_pushed_leaves_once(steps: list[tuple[str, int, int] | int | Non
         queue.pop()
 
 
-@given(STEPS)
+@given(STEPS_OF_CLASSES)
 def test_the_order_is_shown_before_it_comes(steps: list[tuple[str, int, int] | int | None]) -> None:
     queue: FairQueue[Item] = FairQueue()
     walk(queue, steps)
@@ -124,6 +131,51 @@ def test_a_newcomer_waits_for_no_backlog(cost: int, own: int, served: int) -> No
     modest = push(queue, Item("modest", cost=own))
     push(queue, Item("greedy", cost=cost))
     assert modest in (queue.pop(), queue.pop())
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.booleans())
+def test_the_wait_of_a_class_is_that_of_its_part(behind: int, more_urgent: int, is_lower: bool) -> None:
+    """A newcomer of one class beside another one is told what is served before it, within two items."""
+    queue: FairQueue[Item] = FairQueue()
+    first, second = ServiceClass.INTERACTIVE.place(), ServiceClass.STANDARD.place()
+    for _ in range(more_urgent):
+        push(queue, Item("a", first, 100))
+    for _ in range(behind):
+        push(queue, Item("b", second, 100))
+    place = second if is_lower else first
+    told = queue.ahead_of(place, "new", 100)
+    last = push(queue, Item("new", place, 100))
+    order = list(queue)
+    before = 100 * [item is last for item in order].index(True)
+    assert before - 200 <= told <= before + 200 / GUARANTEED[ServiceClass.STANDARD]
+
+
+@given(st.lists(st.integers(-90, 400), max_size=30))
+def test_a_caller_is_charged_what_it_took(errors: list[int]) -> None:
+    """The costs of one caller are always wrong by as much. It has as much as the other one nevertheless."""
+    queue: FairQueue[Item] = FairQueue()
+    used = {"wrong": 0.0, "right": 0.0}
+    for error in [*errors, *errors]:
+        for caller in used:
+            while sum(item.caller == caller for item in queue) < 2:
+                push(queue, Item(caller, cost=100))
+        item = queue.pop()
+        change = error if item.caller == "wrong" else 0
+        used[item.caller] += 100 + change
+        queue.correct(item.caller, 1.0, item.priority, change)
+        assert abs(used["wrong"] - used["right"]) <= 600
+
+
+def test_a_correction_of_a_caller_with_nothing_waiting_is_a_debt_and_no_credit() -> None:
+    queue: FairQueue[Item] = FairQueue()
+    push(queue, Item("a", cost=10))
+    queue.pop()
+    queue.correct("a", 1.0, 0, 200)
+    waits = push(queue, Item("a", cost=10))
+    others = [push(queue, Item("b", cost=100)) for _ in range(2)]
+    assert [queue.pop() for _ in range(3)] == [*others, waits]
+    queue.correct("a", 1.0, 0, -1e6)
+    assert queue.levels[0].begin("a") == queue.levels[0].time
 
 
 def test_a_caller_that_was_idle_gets_no_credit() -> None:

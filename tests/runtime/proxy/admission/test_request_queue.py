@@ -61,7 +61,7 @@ def test_a_wait_that_is_too_long_is_refused_with_the_time_after_which_it_is_not(
         made.check([prompt_of(1)], Ticket())
     assert refused.value.retry_after == pytest.approx(8.0 - ADMITTED_SHARE * DEADLINE)
     # Nothing is ahead of more urgent requests.
-    made.check([prompt_of(1_000)], Ticket(priority=-1))
+    made.check([prompt_of(1_000)], Ticket(place=-1))
 
 
 def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_their_ends(tokenizer: Tokenizer) -> None:
@@ -126,7 +126,7 @@ def test_sums_are_those_of_what_is_there(tokenizer: Tokenizer, moves: list[tuple
             waiting.append(request(tokenizer, number, pick + 1, 1 + pick % 3))
             made.push(waiting[-1], now)
         elif move == "pop" and waiting:
-            one = next(made.heads())
+            one = next(made.waiting.heads())
             made.serve(one, now)
             waiting.remove(one)
             sent.append(one)

@@ -35,7 +35,7 @@ def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
         Generation([1, 2, 3], params),
         tokenizer,
         1.0,
-        Ticket(caller="ann", priority=-2, cache_salt="salt"),
+        Ticket(caller="ann", place=-2, cache_salt="salt"),
         ledger,
     )
     request.begin(Route.alone(WORKER), 2.0)
@@ -93,7 +93,7 @@ def test_the_books_go_on(tokenizer: Tokenizer) -> None:  # A11
     made = restored(lines, tokenizer, ledger, 9.0)
     entry = made.entry
     assert (entry.generated, entry.delivered, made.usage) == (5, 5, request.usage) and entry.imbalance == 0
-    assert (made.ticket.caller, made.ticket.priority) == ("ann", -2) and made.times.arrived == 1.0 and made.times.begun
+    assert (made.ticket.caller, made.ticket.place) == ("ann", -2) and made.times.arrived == 1.0 and made.times.begun
     assert entry.by_worker() == {(0, "w"): ("whole", 5, 2)} and entry.elsewhere == {(0, "w"): "first"}
     made.begin(Route.alone(WORKER), 10.0)
     (submit,) = submits(made, "second")
