@@ -71,8 +71,8 @@ class StatusRoutes:
 
     async def topology(self, request: Request) -> HTTPResponse:
         """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), the
-        result of each route's last self-test, the reuse of prompts and the leases by key, the requests by class; also that
-        this launch allows chaos, if it does."""
+        result of each route's last self-test, the reuse of prompts and the leases by key, and the requests by class;
+        also that this launch allows chaos, if it does."""
         proxy = self.proxy
         topology_fields: dict[str, Any] = {"processes": proxy.topology(), "routes": proxy.self_test.shown}
         topology_fields["prompts"] = proxy.books.reuse.rows()
