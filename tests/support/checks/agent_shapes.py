@@ -22,33 +22,38 @@ WORDS = {
     "reasoning_effort",
     "verbosity",
 }
+# Members whose texts name something, which others refer to.
+NAMES = {"name", "id", "call_id", "tool_call_id", "tool_use_id", "tool_name"}
 SCHEMAS = {"parameters", "input_schema"}
 SCHEMA = {"type": "object", "properties": {}}
+# Lists of which each item has its place.
+CONVERSATIONS = {"messages", "input"}
 Shape = dict[str, Any]
 
 
-def cut(value: Any, name: str = "", number: int = 0) -> Any:
-    """Return a value with its texts replaced, and of alike items of a list the first."""
+def cut(value: Any, name: str = "", known: dict[str, str] | None = None) -> Any:
+    """Return a value with its texts replaced, and of alike items of a list the first. `known` are the names so far."""
+    known = {} if known is None else known
     if name in SCHEMAS:
         return SCHEMA
     if isinstance(value, dict):
-        return {key: cut(member, key, number) for key, member in value.items()}
+        return {key: cut(member, key, known) for key, member in value.items()}
     if isinstance(value, list):
-        items = [cut(item, name, place) for place, item in enumerate(value)]
-        return (
-            items
-            if name in ("messages", "input")
-            else list({form(item): item for item in reversed(items)}.values())[::-1]
-        )
-    if isinstance(value, str) and name not in WORDS:
-        return f"{name}_{number}" if name in ("name", "id", "call_id", "tool_call_id", "tool_use_id") else TEXT
-    return value
+        items = [cut(item, name, known) for item in value]
+        return items if name in CONVERSATIONS else first_of_each_form(items)
+    if isinstance(value, str) and name in NAMES:
+        return known.setdefault(value, f"name_{len(known)}")
+    return TEXT if isinstance(value, str) and name not in WORDS else value
+
+
+def first_of_each_form(items: list[Any]) -> list[Any]:
+    return list({form(item): item for item in reversed(items)}.values())[::-1]
 
 
 def form(value: Any) -> str:
     """Return the form of a value, in which names are alike."""
     if isinstance(value, dict):
-        return json.dumps({key: form(member) if key != "name" else "" for key, member in value.items()})
+        return json.dumps({key: form(member) for key, member in value.items() if key not in NAMES})
     return json.dumps(value)
 
 
