@@ -60,8 +60,9 @@ def bitmask_of(
     masks: list[bytes] = []
     row = 0
     for sequence, draft in zip(sequences, drafts, strict=True):
-        if sequence.rules.masks_tokens and sequence not in left_out:
-            for ahead, mask in enumerate(sequence.rules.masks(sequence.output, draft)):
+        rules = sequence.rules
+        if (rules.make_guide is not None or rules.thinking is not None) and sequence not in left_out:
+            for ahead, mask in enumerate(rules.masks(sequence.output, draft)):
                 if mask is not None:
                     masks.append(mask)
                     places.append(MaskRow(row + ahead, sequence, len(sequence.output) + ahead))

@@ -225,7 +225,10 @@ def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]],
         for row, (sequence, ahead, guess) in enumerate(slots)
         for choice in sequence.choices
     ]
-    if not any(sequence.params.edits_logits or sequence.rules.masks_tokens for sequence in sequences):
+    if not any(
+        sequence.params.edits_logits or sequence.rules.make_guide is not None or sequence.rules.thinking is not None
+        for sequence in sequences
+    ):
         return DrawPlan(sequences, drafts, draws, len(slots), False)
     logit_rows = edited_rows([sequence for sequence, _, _ in slots], vocab_size)
     edits = counted_edits(logit_rows, [ahead for _, ahead, _ in slots])

@@ -198,11 +198,6 @@ class DrawRules:
     stops: SequenceStops = field(default_factory=SequenceStops)
     thinking: ThinkingBudget | None = None
 
-    @property
-    def masks_tokens(self) -> bool:
-        """Return whether there may be masks that follow from tokens."""
-        return self.make_guide is not None or (self.thinking is not None and not self.thinking.over)
-
     def needs(self, output: list[int], ahead: int) -> bool:
         """Return whether the mask of the next draw needs the tokens that were drawn behind the output, `ahead` in
         number."""
@@ -215,7 +210,12 @@ class DrawRules:
         """Return the masks of the token after the output and after each draft; None where all tokens are allowed."""
         guide = self.guide
         masks: list[bytes | None] = [None] * (1 + len(drafts)) if guide is None else [*guide.masks(output, drafts)]
-        return masks if self.thinking is None else self.thinking.narrowed(masks, output)
+        if self.thinking is not None:
+            masks = self.thinking.narrowed(masks, output)
+            if self.thinking.over:
+                # Nothing is left to be ended, and steps need not ask any more.
+                self.thinking = None
+        return masks
 
     def fitting(self, output: list[int], drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the drafts up to the first that may not follow the output."""

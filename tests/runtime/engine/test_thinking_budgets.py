@@ -178,4 +178,4 @@ def test_only_draws_that_a_budget_may_force_wait_for_tokens() -> None:
     one.rules.thinking = budget(3)
     assert [one.rules.needs([7], ahead) for ahead in (0, 1, 2, 3)] == [False, False, True, True]
     assert not one.rules.needs([7, *CLOSE], 8)
-    assert not one.rules.masks_tokens, "nothing is left to be ended"
+    assert one.rules.masks([7, *CLOSE], ()) == [None] and one.rules.thinking is None, "nothing is left to be ended"
