@@ -95,19 +95,23 @@ class FairQueue(Generic[T]):
         return {class_of(first): first for first in firsts}
 
     @property
-    def in_turn(self) -> list[int]:
-        """The priorities with something waiting, in the order of their turns."""
+    def first(self) -> int:
+        """The priority whose turn it is, where something waits."""
         firsts = self.first_places
         if len(firsts) < 2:
+            return self.busy[0]
+        return firsts[self.turns.next({each: self.levels[place].first.cost for each, place in firsts.items()})]
+
+    @property
+    def in_turn(self) -> list[int]:
+        """The priorities with something waiting, in the order of their turns."""
+        if not self.busy or (first := self.first) == self.busy[0]:
             return self.busy
-        due = self.turns.next({each: self.levels[first].first.cost for each, first in firsts.items()})
-        if due is min(firsts):
-            return self.busy
-        own = self.busy_of(due)
-        return own + [priority for priority in self.busy if class_of(priority) is not due]
+        own = self.busy_of(class_of(first))
+        return own + [priority for priority in self.busy if class_of(priority) is not class_of(first)]
 
     def peek(self) -> T | None:
-        return self.levels[self.in_turn[0]].first.item if self.busy else None
+        return self.levels[self.first].first.item if self.busy else None
 
     def heads(self) -> Iterator[T]:
         """Yield the items that may be served next, if those before them cannot be: the first of each caller and lane
@@ -118,7 +122,7 @@ class FairQueue(Generic[T]):
 
     def is_due(self, item: T) -> bool:
         """Return whether an item goes before other classes by what its own is guaranteed."""
-        return class_of(self.entries[id(item)].priority) is class_of(self.in_turn[0]) is not min(self.first_places)
+        return class_of(self.entries[id(item)].priority) is class_of(self.first) is not min(self.first_places)
 
     def serve(self, item: T) -> None:
         """Take out an item that is served."""
@@ -130,7 +134,7 @@ class FairQueue(Generic[T]):
     def may_claim(self, item: T) -> bool:
         """Return whether the caller of an item may have others give way for it: those whose turn it is have no less to
         come, by more than their next item, than it has."""
-        entry, first = self.entries[id(item)], self.in_turn[0]
+        entry, first = self.entries[id(item)], self.first
         level = self.levels[first]
         return entry.priority == first and (level.backlogs[entry.caller].start <= level.order[0][0] + level.first.turn)
 
@@ -144,7 +148,7 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """Return the next item, which is served. Raise IndexError where nothing waits."""
-        item = self.levels[self.in_turn[0]].first.item
+        item = self.levels[self.first].first.item
         self.serve(item)
         return item
 
