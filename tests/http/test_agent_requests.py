@@ -29,5 +29,5 @@ def test_a_recorded_request_is_taken(agent: OpenAgent) -> None:
     ignored = IgnoredFields()
     read(shape["path"], shape["body"], ignored)
     assert shape["path"] == agent.path and shape["version"] == agent.version
-    # What the model's template does not read is added to these.
+    # Fields that the model's template does not read are added to these.
     assert set(ignored.names) <= set(shape["ignored"].split(", "))

@@ -13,7 +13,7 @@ MOST_BYTES = 10_000
 TIMEOUT = 60.0
 
 
-class ToolRefused(Exception):
+class RefusedCall(Exception):
     """A call that cannot be carried out, with a sentence for the model."""
 
 
@@ -21,7 +21,7 @@ def file_of(path: str) -> Path:
     """Return a file of the folder, and of no other place."""
     file = Path(path)
     if not file.resolve().is_relative_to(Path.cwd()) or not file.is_file():
-        raise ToolRefused(
+        raise RefusedCall(
             f"there is no file {path!r}; there are {', '.join(sorted(one.name for one in Path.cwd().iterdir()))}"
         )
     return file
@@ -35,7 +35,7 @@ def edit_file(path: str, old: str, new: str) -> str:
     file = file_of(path)
     text = file.read_text()
     if text.count(old) != 1:
-        raise ToolRefused(f"the old text must stand in {path} once, and stands there {text.count(old)} times:\n{text}")
+        raise RefusedCall(f"the old text must stand in {path} once, and stands there {text.count(old)} times:\n{text}")
     file.write_text(text.replace(old, new)[:MOST_BYTES])
     return f"edited:\n{file.read_text()}"
 
@@ -45,7 +45,7 @@ def run_python(path: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        raise ToolRefused(f"{path} ran for more than {TIMEOUT:.0f} seconds") from None
+        raise RefusedCall(f"{path} ran for more than {TIMEOUT:.0f} seconds") from None
     return (done.stdout + done.stderr)[:MOST_BYTES]
 
 
@@ -56,7 +56,7 @@ def carry_out(name: str, arguments: str) -> str:
     """Return the result of a call, or what is wrong with it."""
     try:
         return TOOLS[name](**json.loads(arguments))
-    except ToolRefused as reason:
+    except RefusedCall as reason:
         return f"Error: {reason}"
     except (KeyError, TypeError, ValueError) as error:
         return f"Error: {error}"
