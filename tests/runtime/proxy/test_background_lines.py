@@ -82,3 +82,20 @@ def test_a_line_that_waits_for_long_is_not_given_up(tokenizer: Tokenizer) -> Non
         site.run(8.2)
     site.run(30.0)
     assert begun.request.complete and waits.request.complete
+
+
+def test_a_client_of_the_class_batch_gives_way_like_a_line_and_counts(
+    tokenizer: Tokenizer,
+) -> None:
+    site = EngineSite(tokenizer)
+    worker = site.worker("w", SEATS)
+    site.measure()
+    slow = [site.ask("owner", tokens=120, priority=ServiceClass.BATCH.place()) for _ in range(2 * SEATS)]
+    site.run(1.0)
+    assert worker.world.queues.seats.lent == SEATS and site.admissions.generating.by_caller["owner"] == 2 * SEATS
+    assert site.queue.wait(Ticket(caller="owner"), 5) == 0.0
+    quick = [site.ask("a", tokens=100) for _ in range(SEATS)]
+    site.run(0.1)
+    assert worker.world.queues.seats.lent == 0 and worker.world.queues.seats.taken == SEATS
+    site.run(60.0)
+    assert all(as_alone(stream.request) for stream in (*quick, *slow)) and site.idle
