@@ -50,15 +50,18 @@ static void attend_piece(Context::Own& own, QueryTile<K>& one, const QueryTile<K
                          typename K::Model::Active* result, size_t stride, size_t head_stride) {
     typedef typename K::Model::Active Active;
     const size_t row = piece.span->row + piece.offset, first = piece.head * one.whole + piece.first;
-    const size_t size = size_t(piece.group) * sizes.dim, count = piece.count * size;
-    one.scratch = own.panels.template take<uint32_t>(one.keys.scratch_words());
-    one.sums = own.sums.template take<float>(size_t(piece.heads) * piece.count * piece.group * sizes.value_dim);
+    const size_t rows = size_t(piece.heads) * one.rows(), size = sizes.dim * sizeof(Active), all = one.query_words * 4;
+    one.scratch = own.panels.template take<uint32_t>(one.scratch_words());
+    one.sums = own.sums.template take<float>(rows * one.sum_words);
     one.known = own.known.template take<typename QueryTile<K>::Head>(piece.heads);
-    Active* query = own.query.template take<Active>(piece.heads * count);
+    char* query = own.query.template take<char>(rows * all);
     for (int head = 0; head < piece.heads; head++)
-        for (int i = 0; i < piece.count; i++)
-            memcpy(query + head * count + i * size,
-                   queries + ((row + i) * sizes.heads + first + head * one.whole) * sizes.dim, sizeof(Active) * size);
+        for (int q = 0; q < one.queries(); q++) {
+            char* to = query + (size_t(head) * one.rows() + q) * all;
+            const size_t place = (row + q / piece.group) * sizes.heads + first + head * one.whole + q % piece.group;
+            memcpy(to, queries + place * sizes.dim, size);
+            memset(to + size, 0, all - size);
+        }
     one.attend(reinterpret_cast<const uint32_t*>(query), then);
     one.finish(result + row * stride + first * head_stride, stride, head_stride);
 }
@@ -70,7 +73,14 @@ static void attend_queries(Context& context, const HeadSizes& sizes, const Tile&
                            const typename K::Model::Active* queries, typename K::Model::Active* result, size_t stride,
                            size_t head_stride) {
     const std::vector<Piece> pieces = cut(tile, sizes, context.threads.size());
+    [[maybe_unused]] int most = 0;
+    for (const Piece& piece : pieces) most = std::max(most, piece.count * piece.group);
     context.threads.share(int(pieces.size()), [&](int first, int end, int thread) {
+#if defined(PONTIL_TILES)
+        // Few rows take half the time.
+        TileScope scope(true, most <= TILE / 2 ? TILE / 2 : TILE);
+        (void)scope;
+#endif
         Context::Own& own = context.own[thread];
         QueryTile<K>* tiles = own.tiles.template take<QueryTile<K>>(2);
         set_up(tiles[first % 2], sizes, tile, pieces[first]);

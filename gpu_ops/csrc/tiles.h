@@ -10,10 +10,13 @@ enum { TILE = 16 };
 #if defined(PONTIL_EMULATED_TILES)
 // The same in plain C++, so that all code except the instructions themselves is tested on any machine.
 static thread_local uint32_t emulated[8][TILE][TILE];
+static thread_local bool emulated_halves;
 INLINE bool may_use_tiles() { return true; }
 INLINE void zero_tile(int tile) { memset(emulated[tile], 0, sizeof emulated[tile]); }
 INLINE void load_tile(int tile, const void* from, size_t stride) {
-    for (int i = 0; i < TILE; i++) memcpy(emulated[tile][i], static_cast<const char*>(from) + i * stride, 64);
+    const int rows = emulated_halves && tile == 7 ? TILE / 2 : TILE, bytes = emulated_halves && tile == 6 ? 32 : 64;
+    zero_tile(tile);
+    for (int i = 0; i < rows; i++) memcpy(emulated[tile][i], static_cast<const char*>(from) + i * stride, bytes);
 }
 INLINE void store_tile(int tile, void* to, size_t stride) {
     for (int i = 0; i < TILE; i++) memcpy(static_cast<char*>(to) + i * stride, emulated[tile][i], 64);
@@ -36,7 +39,10 @@ INLINE void dot_byte_tiles(int sums, int rows, int weights) {
                     emulated[sums][row][lane] += uint32_t(byte(emulated[rows][row][word], i) *
                                                           byte(emulated[weights][word][lane], i));
 }
-struct TileScope {};
+struct TileScope {
+    explicit TileScope(bool halves = false, int = TILE) { emulated_halves = halves; }
+    ~TileScope() { emulated_halves = false; }
+};
 #else
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -49,14 +55,20 @@ INLINE bool may_use_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 #define dot_tiles(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
 #define dot_byte_tiles(sums, rows, weights) _tile_dpbssd(sums, rows, weights)
 
-// Configures eight tiles of 16 rows of 64 bytes on this thread, for the lifetime of the object.
+// Configures eight tiles of 16 rows of 64 bytes on this thread, for the lifetime of the object. With `halves` the last
+// two are for products with 8 words: rows of 32 bytes in tile 6, and 8 rows in tile 7; weights or keys are in tiles 5
+// and 7 then, and the others have only `rows`.
 struct TileScope {
-    TileScope() {
+    explicit TileScope(bool halves = false, int rows = TILE) {
         struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } config;
+        if (halves) {
+            for (int tile : {0, 1, 2, 3, 4, 6}) config.rows[tile] = uint8_t(rows);
+            config.bytes[6] = 32, config.rows[7] = TILE / 2;
+        }
         _tile_loadconfig(&config);
     }
     ~TileScope() { _tile_release(); }

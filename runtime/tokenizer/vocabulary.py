@@ -94,7 +94,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class ByteTable(dict[int, int]):
-    """What `str.translate` puts in place of characters: of those outside the alphabet one that is no byte."""
+    """A table for `str.translate`. In place of a character outside the alphabet stands one that is no byte."""
 
     def __missing__(self, character: int) -> int:
         return 0x100
