@@ -31,7 +31,7 @@ def top_of_row(row: NDArray[numpy.float32], count: int) -> NDArray[numpy.int32]:
     few = min(count, groups)
     # As many logits as are wanted are at least this high, so no lower one is among them. NaN is partitioned behind all.
     ordered = numpy.partition(ranked, -few)
-    least = ordered[-few]
+    least = ordered[-few] if few == count else -numpy.inf
     if numpy.isnan(ordered[-few:]).any() or numpy.isnan(tail).any():
         return top_of_row(numpy.where(numpy.isnan(row), numpy.float32(-numpy.inf), row), count)
     chosen = numpy.flatnonzero(ranked >= least)

@@ -34,6 +34,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     float | None: st.floats(allow_nan=False) | st.none(),
     str | None: st.text(max_size=20) | st.none(),
     bytes | None: st.binary(max_size=20) | st.none(),
+    list[bytes] | None: st.lists(st.binary(max_size=20), max_size=3) | st.none(),
     list[list[str]]: st.lists(st.lists(st.text(max_size=5), max_size=3), max_size=3),
     list[dict[str, Any]]: st.lists(st.dictionaries(st.text(max_size=5), ints, max_size=3), max_size=3),
     dict[str, dict[str, Any]]: st.dictionaries(
