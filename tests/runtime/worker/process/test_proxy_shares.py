@@ -89,7 +89,7 @@ def test_what_a_heartbeat_costs_does_not_grow_with_the_requests(monkeypatch: pyt
     running = [one.sequence for one in made[-3:]]
     machine: Any = SimpleNamespace(scheduler=SimpleNamespace(running=running, prefix=None))
     nothing: Any = None
-    gauge = LoadGauge(machine, nothing, nothing, nothing, nothing, nothing, links, table)
+    gauge = LoadGauge(machine, nothing, nothing, nothing, nothing, nothing, links, table, nothing)
     for beats in range(1, 21):
         told = gauge.others(cast(Any, SimpleNamespace(proxy="a")))
         assert told is not None and told["in_flight"] == 10 * LOOKS
