@@ -164,7 +164,7 @@ def of_leases(name: str) -> bool:
 
 
 def a_leased_block_is_found(watch: "SeedWatch") -> Iterator[str]:
-    """As long as a lease is held, all of its blocks are found at its worker, and have an owner."""
+    """All blocks of a lease that is held are found at its worker, and have an owner."""
     for worker in watch.working:
         book, pool, name = worker.leases.book, worker.machine.pool, worker.sockets.config.name
         owned = Counter(block for lease in book.leases.values() for block in lease.blocks)
@@ -177,8 +177,8 @@ def a_leased_block_is_found(watch: "SeedWatch") -> Iterator[str]:
 
 
 def a_leased_token_is_hit_or_refunded(run: "SeedRun") -> Iterator[str]:
-    """Where nothing was amiss meanwhile, a request behind a lease that is not refunded finds all of it, if it came to
-    its worker: proxies prefer that, and promise it nobody."""
+    """A request behind a lease that is not refunded finds all of it, if it came to its worker and nothing was amiss
+    meanwhile: proxies prefer that worker, and promise it nobody."""
     for client in run.leases.clients:
         if client.granted is None or client.last is None:
             continue

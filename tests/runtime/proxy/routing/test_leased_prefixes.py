@@ -48,7 +48,7 @@ def test_a_block_is_leased_as_long_as_any_lease_has_it() -> None:
 
 
 def test_the_holder_is_preferred_where_it_has_room() -> None:
-    """By the costs alone a request in flight there would outweigh two blocks."""
+    """Without that, a request in flight there would outweigh two blocks."""
     holder, other = load_of("mixed:0", in_flight=3, taken=3, found=32), load_of("mixed:1")
     route = leased_route(["mixed:0"], [holder, other], "auto", 100)
     assert route is not None and route.name == "mixed:0"

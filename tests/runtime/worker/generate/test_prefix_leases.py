@@ -10,7 +10,7 @@ from kept_places import WorkerPlace
 from workers import ScriptedProxy, greedy, prompt
 
 from pontil.runtime.wire.lease_messages import EXTEND, RELEASE, RESUME
-from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Tokens
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
 
 # Four whole blocks and a part.
 LONG = prompt(70)
@@ -71,11 +71,18 @@ def test_a_leased_prefix_is_found_after_a_flood_and_an_ended_one_is_not(place: W
     place.worker.leases.book.check()
 
 
-def test_a_lease_is_told_before_the_answer_that_it_was_asked_with(place: WorkerPlace) -> None:
+def test_a_lease_is_told_before_the_answer_that_it_was_asked_with(
+    place: WorkerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.start(**ROOM)
     told: list[str] = []
     hear = place.proxy.hear
-    place.proxy.hear = lambda message: (told.append(type(message).__name__), hear(message))[1]  # type: ignore[method-assign]
+
+    def listen(message: Message) -> None:
+        told.append(type(message).__name__)
+        hear(message)
+
+    monkeypatch.setattr(place.proxy, "hear", listen)
     ask(place, "leased", LONG, lease=lease())
     assert told.index(LeaseState.__name__) < told.index(Tokens.__name__)
 
