@@ -95,7 +95,7 @@ class InstantModel:
         return self.scores[: len(hidden)], self.highest[: len(hidden)]
 
 
-def nothing_drawn(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+def nothing_drawn(logits: Tensor, draws: DeviceDraws, out: Tensor, kinds: object) -> None:
     """Leave the ids as they are: 0."""
 
 

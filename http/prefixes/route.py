@@ -8,6 +8,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
 from pontil.http.access.endpoint import Endpoint
+from pontil.http.fields.service_tier import TOLD
 from pontil.http.intake.body import GENERATION_ERRORS, understood
 from pontil.http.openai.chat.prompt_reader import TextLimit, token_budget
 from pontil.http.openai.completions.route import GenerationRoutes
@@ -81,7 +82,8 @@ class PrefixRoutes:
             stream.cancel()
             if view is None:
                 self.leases.disown(wish)
-        return json_response(self.shown(view) | {"usage": usage_object(stream.final_usage)})
+        usage = usage_object(stream.final_usage) | {"service_tier": TOLD[ticket.service_class]}
+        return json_response(self.shown(view) | {"usage": usage})
 
     async def prompt_ids(self, wanted: PrefixWanted, limit: TextLimit) -> list[int]:
         prompts, special = self.generation.prompts, wanted.handling.add_special_tokens

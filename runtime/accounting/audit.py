@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.runtime.accounting.usage_tables import BILLED, CLOSED, LOST
+from pontil.runtime.accounting.usage_tables import BILLED, CLOSED, LOST, VOID
 
 # SQLite's integers are signed, of 64 bits: what is larger was cut.
 LARGEST = (1 << 63) - 1
@@ -48,8 +48,9 @@ WHERE state = '{CLOSED}' AND prompt_tokens <> cached_tokens + computed_tokens OR
 # Leases that are over, and those that were removed, as the ledger sums them.
 LEASE_SUMS = ("leases", "lease_granted", "lease_held", "lease_released", "lease_refunded")
 LEASES = f"""
-SELECT 1, granted, held, released, refunded FROM leases WHERE proxy = ?1 AND state = '{CLOSED}'
-UNION ALL SELECT leases, granted, held, released, refunded FROM removed_leases WHERE proxy = ?1 AND state = '{CLOSED}'
+SELECT 1, granted, held, released, refunded FROM leases WHERE proxy = ?1 AND state IN ('{CLOSED}', '{VOID}')
+UNION ALL SELECT leases, granted, held, released, refunded FROM removed_leases
+WHERE proxy = ?1 AND state IN ('{CLOSED}', '{VOID}')
 """
 UNBALANCED_LEASES = """
 SELECT id, granted, held, released, refunded FROM leases

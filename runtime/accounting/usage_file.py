@@ -8,7 +8,6 @@ rows of a proxy that is gone are closed as lost, but for those that another prox
 
 import fcntl
 import json
-import math
 import os
 import sqlite3
 import threading
@@ -181,7 +180,7 @@ class UsageFile:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 lose_all(self.database, self.writer.left())
                 if not self.writer.has_successor():
-                    insert(self.database, [LostLeases(math.inf, "[]")])
+                    insert(self.database, [LostLeases("[]")])
         self.close()
 
     def close(self) -> None:

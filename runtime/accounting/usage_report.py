@@ -4,7 +4,7 @@
 import sqlite3
 from dataclasses import dataclass, replace
 
-from pontil.runtime.accounting.usage_tables import BILLED, LOST, OPEN
+from pontil.runtime.accounting.usage_tables import BILLED, LOST, OPEN, VOID
 
 # A request of which nothing was delivered is counted as a request and billed nothing. The stages of a request are one
 # request together. Days are UTC. Requests that were removed are in sums.
@@ -22,9 +22,9 @@ FROM (
 """
 
 # Of a lease that is open its row has what was held when it was written.
-LEASES = """
-SELECT api_key, model, date(began, 'unixepoch') AS day, 1, held, refunded FROM leases
-UNION ALL SELECT api_key, model, day, leases, held, refunded FROM removed_leases
+LEASES = f"""
+SELECT api_key, model, date(began, 'unixepoch') AS day, 1, held, refunded FROM leases WHERE state <> '{VOID}'
+UNION ALL SELECT api_key, model, day, leases, held, refunded FROM removed_leases WHERE state <> '{VOID}'
 """
 BILLS = "SELECT name, state, prompt_tokens, completion_tokens FROM requests WHERE stage IS NULL AND instr(name, ?) = 1"
 

@@ -10,7 +10,7 @@ from typing import Any
 from pontil.runtime.accounting.counts import EMBEDDED, LEASED, SCORED
 from pontil.runtime.foundation.value import value
 
-OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
+OPEN, CLOSED, LOST, VOID = "open", "closed", "lost(proxy)", "void"
 # SQL: what was delivered, or answered by a vector, a score or a lease, is billed.
 BILLED = f"(delivered > 0 OR finish IN ('{EMBEDDED}', '{SCORED}', '{LEASED}'))"
 
@@ -111,7 +111,9 @@ class ProxyRow:
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
     """A lease on a prefix: `size` bytes of KV, `seconds` long as granted, by the worker of this name. Of the
-    byte-seconds `granted`, those `held` are billed. While it is open, they are as they were when it was written.
+    byte-seconds `granted`, those `held` are billed. While it is open, they are as they were when it was written. Where
+    two proxies billed it, since its worker had lost the first one, the row that was closed first counts; that of the
+    other one is void, and has its name in its id.
     `began` is in seconds since 1970; `outcome` is the state of a lease (runtime/cache/leases/lease.py)."""
 
     id: str
@@ -168,10 +170,9 @@ class LostRequest:
 
 @dataclass(frozen=True, slots=True)
 class LostLeases:
-    """The end of the open leases that began `before` and are not among those `kept`, a JSON list of ids: no worker has
-    them. What their rows do not say was held is refunded."""
+    """The end of the open leases of proxies that are gone, but for those `kept`, a JSON list of ids: no worker has
+    them. What their rows do not say was held is refunded. A proxy that is there closes its own."""
 
-    before: float
     kept: str
 
 
@@ -291,10 +292,26 @@ def upsert(kind: type[UsageRow]) -> str:
     )
 
 
+def void_lease() -> tuple[str, tuple[int, ...]]:
+    """Return the SQL that keeps what a proxy closes where another one has closed it, and which fields it takes."""
+    columns = [field.name for field in fields(LeaseRow)]
+    name, proxy, state = (columns.index(column) for column in ("id", "proxy", "state"))
+    values = {name: "? || '@' || ?", state: f"'{VOID}'"}
+    taken = [place for place in range(len(columns)) if place != state]
+    taken.insert(taken.index(name) + 1, proxy)
+    return (
+        f"INSERT OR IGNORE INTO leases ({', '.join(columns)}) "
+        f"SELECT {', '.join(values.get(place, '?') for place in range(len(columns)))} WHERE ? = '{CLOSED}' "
+        f"AND EXISTS (SELECT * FROM leases WHERE id = ? AND state = '{CLOSED}' AND proxy <> ?)",
+        (*taken, state, name, proxy),
+    )
+
+
 LOSE = f"UPDATE requests SET state = '{LOST}', finish = '{LOST}' WHERE state = '{OPEN}'"
 # SQL: one statement or more for each kind of row, and which of its fields each of them takes.
 STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
     **{kind: ((upsert(kind), tuple(range(len(fields(kind))))),) for kind in TABLES},
+    LeaseRow: ((upsert(LeaseRow), tuple(range(len(fields(LeaseRow))))), void_lease()),
     LostProxy: (
         (f"{LOSE} AND proxy = ? AND id NOT IN (SELECT value FROM json_each(?))", (0, 1)),
         (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
@@ -303,9 +320,10 @@ STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
     LostLeases: (
         (
             f"UPDATE leases SET state = '{LOST}', outcome = 'refunded', reason = 'no worker has it any more', "
-            f"refunded = granted - held - released WHERE state = '{OPEN}' AND began < ? "
+            f"refunded = granted - held - released WHERE state = '{OPEN}' "
+            f"AND proxy NOT IN (SELECT incarnation FROM proxies WHERE state = '{OPEN}') "
             "AND id NOT IN (SELECT value FROM json_each(?))",
-            (0, 1),
+            (0,),
         ),
     ),
     ForgottenBatch: (("DELETE FROM batch_lines WHERE batch = ?", (0,)),),

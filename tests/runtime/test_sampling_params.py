@@ -16,7 +16,7 @@ PARAMS = SamplingParams(
     frequency_penalty=-0.5, repetition_penalty=1.2, n=3, min_tokens=2, logprobs=5, prompt_logprobs=0, stop=("a", "b"),
     stop_token_ids=(0, 7), bad_token_ids=(4, 9), allowed_token_ids=(1, 2), logprob_token_ids=(5,),
     logit_bias=((3, -1.5), (0, 100.0)), include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True,
-    hide_end_token=True, grammar="start: /a/", thinking_token_budget=9, thought="BEGUN",
+    hide_end_token=True, grammar="start: /a/", thinking_token_budget=9, thought="BEGUN", top_logits=8,
 )  # fmt: skip
 
 

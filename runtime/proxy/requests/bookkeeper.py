@@ -118,9 +118,9 @@ class Bookkeeper:
             self.log.post([row, self.proxy_row(OPEN)] if row.state == CLOSED else [row])
 
     def lose_leases(self, kept: Collection[str]) -> None:
-        """Close the rows of leases that were open before this proxy began, but for those `kept`."""
+        """Close the open rows of leases whose proxies are gone, but for those `kept`."""
         if self.log is not None:
-            self.log.post([LostLeases(self.started, json.dumps(list(kept)))])
+            self.log.post([LostLeases(json.dumps(list(kept)))])
 
     def hand_over(self, request: Request) -> None:
         """Let go of a request that another proxy will go on with. Its row stays open, and is the other one's next."""

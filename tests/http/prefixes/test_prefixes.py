@@ -87,6 +87,7 @@ def test_a_prefix_is_kept_shown_extended_and_released(made: ScriptedSite) -> Non
     )
     assert kept["usage"] == {
         "prompt_tokens": 40, "completion_tokens": 0, "total_tokens": 40, "prompt_tokens_details": {"cached_tokens": 0},
+        "service_tier": "default",
     }  # fmt: skip
     assert abs(kept["expires_at"] - time.time() - 600) < 60
     one = f"{PATH}/{kept['id']}"

@@ -73,13 +73,26 @@ def test_a_lease_that_is_over_changes_no_more(tmp_path: Path) -> None:
         assert database.execute("SELECT held, refunded FROM leases").fetchall() == [(2000, 4000)]
 
 
+def test_what_two_proxies_close_counts_once(tmp_path: Path) -> None:
+    """A worker that has lost a proxy has another one bill its leases, while the first one goes on to."""
+    other = replace(LEASED_PROXY, incarnation="y", started=PROXY.started + 1, lease_held=5000, lease_refunded=1000)
+    late = replace(LEASE, proxy="y", held=5000, refunded=1000)
+    path = written(tmp_path / "usage.db", *with_lease(), late, other)
+    assert not any("lease " in text or "leases" in text for text in differences(path))
+    with closing(open_to_read(path)) as database:
+        assert sum(one.lease_byte_seconds for one in usage_sums(database)) == 2000
+    wrong = replace(other, lease_held=4999)
+    assert any("lease_held 4999 but 5000" in text for text in differences(written(path, wrong)))
+
+
 def test_what_nobody_has_any_more_is_refunded(tmp_path: Path) -> None:
     opened = replace(LEASE, state=OPEN, outcome="held", reason=None, held=1500, refunded=0)
-    rows = [opened, replace(opened, id="kept"), replace(opened, id="young", began=DAY + 9)]
-    path = written(tmp_path / "usage.db", *rows, LostLeases(DAY + 5, '["kept"]'))
+    living = replace(PROXY, incarnation="y", state=OPEN)
+    rows = [living, opened, replace(opened, id="kept"), replace(opened, id="there", proxy="y")]
+    path = written(tmp_path / "usage.db", *rows, LostLeases('["kept"]'))
     with closing(open_to_read(path)) as database:
         told = database.execute("SELECT id, state, held, refunded FROM leases ORDER BY id").fetchall()
-    assert told == [("kept", OPEN, 1500, 0), ("prefix-1", LOST, 1500, 4500), ("young", OPEN, 1500, 0)]
+    assert told == [("kept", OPEN, 1500, 0), ("prefix-1", LOST, 1500, 4500), ("there", OPEN, 1500, 0)]
     assert not any("lease " in text for text in differences(path))
 
 

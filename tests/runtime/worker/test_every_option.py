@@ -60,6 +60,8 @@ OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
 # Fields that no client sets, but an option of the launch; and those of chats alone.
 OF_THE_LAUNCH = {"hide_end_token"}
 OF_CHATS = {"thinking_token_budget", "thought"}
+# Tried in tests/runtime/worker/test_receipts.py.
+OF_RECEIPTS = {"top_logits"}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,8 @@ def arrived(params: SamplingParams, machine: WorkerResources) -> SamplingParams:
 
 
 def test_every_option_of_the_engine_is_in_the_table() -> None:
-    assert OPTIONS.keys() | OF_THE_LAUNCH | OF_CHATS == {field.name for field in fields(SamplingParams) if field.init}
+    known = OPTIONS.keys() | OF_THE_LAUNCH | OF_CHATS | OF_RECEIPTS
+    assert known == {field.name for field in fields(SamplingParams) if field.init}
 
 
 def test_a_budget_of_reasoning_is_kept_by_the_tokens_that_end_it(machine: WorkerResources) -> None:
