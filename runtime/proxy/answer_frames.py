@@ -215,19 +215,22 @@ class AnswerFrames:
             self.in_flight.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:
-        """Take the progress of a prompt's computation, which restarts the request's deadline. What was found cached
-        counts, should the worker die before its first token."""
+        """Take the progress of a prompt's computation, which restarts the request's deadline, also where the prompt of
+        a stream that has begun is computed again after a death. What was found cached counts, should the worker die
+        before its first token."""
         request = self.expecting(message)
         if request is None:
             self.metrics.dropped.labels("stale").inc()
-        elif not request.times.begun:
+            return
+        is_first = not request.times.begun
+        if is_first:
             request.account.state_cached(
                 message.attempt, request.attempts.phases[message.sender], message.cached_tokens
             )
-            now = self.clock()
-            new = request.load.advance(request.share, max(0, len(request.prompt) - message.computed))
-            if new:
-                request.times.waits_since = now
+        now = self.clock()
+        if new := request.load.advance(request.share, max(0, len(request.prompt) - message.computed)):
+            request.times.waits_since = now
+            if is_first:
                 self.admissions.queue_of(request).advanced(request, new, now)
 
     def on_failed(self, message: Failed) -> None:

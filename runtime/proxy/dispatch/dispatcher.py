@@ -354,7 +354,8 @@ class Dispatcher:
             return f"no worker came back within {limit:g} s" if wait_seconds > limit else None
         wait_seconds = now - request.work.waits_since(request)
         limit = config.prefill_timeout
-        if not has_begun and not request.is_joined and attempts.phases and now - attempts.sent > limit:
+        is_computing = not has_begun or request.load.prompt_worker is not None
+        if is_computing and not request.is_joined and attempts.phases and now - attempts.sent > limit:
             return f"the prompt was not computed within {limit:g} s"
         limit = config.stream_idle_timeout if has_begun else config.first_byte_timeout
         event = request.work.awaited(has_begun)

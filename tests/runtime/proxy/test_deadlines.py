@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deadlines count waiting, not work (C14): in virtual time."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Failed
 
 PARAMS = SamplingParams(max_tokens=4, seed=1, temperature=0.0, ignore_eos=True)
 LONG = [5] * 4_000
@@ -55,6 +57,24 @@ def test_computing_a_prompt_has_an_end_too(tokenizer: Tokenizer) -> None:
     stream = slow.submit(LONG, PARAMS)
     slow.clock.run_until(31.0)
     assert isinstance(stream.end, Unavailable) and "not computed within 30 s" in str(stream.end)
+
+
+def test_a_prompt_that_is_computed_again_for_a_stream_that_has_begun_lives_while_it_advances(
+    tokenizer: Tokenizer,
+) -> None:
+    """Each token may take 20 s, and the prompt 50 s, after a death too; but not for ever."""
+    for limit, lives in ((600.0, True), (30.0, False)):
+        slow = DelayedWorker(tokenizer, stream_idle_timeout=20.0)
+        slow.worker.pace = 5.0
+        stream = slow.submit(LONG, PARAMS)
+        slow.clock.run_until(52.0)
+        assert stream.request.times.begun and stream.end is None
+        slow.proxy.config = slow.proxy.dispatcher.config = replace(slow.proxy.config, prefill_timeout=limit)
+        slow.worker.running.clear()
+        slow.worker.say(Failed(slow.worker.name, slow.proxy.incarnation, stream.request.id, 0, "it ended"))
+        slow.clock.run_until(160.0)
+        assert stream.request.complete is lives
+        assert lives or "the prompt was not computed within 30 s" in str(stream.end)
 
 
 def test_what_comes_behind_a_long_prompt_is_told_how_long_it_takes(slow: DelayedWorker) -> None:

@@ -131,7 +131,8 @@ class VirtualWorker:
         self.read()
 
     def end(self, submit: Submit, tokens: int) -> None:
-        if self.running.pop(submit.request_id, None) is not None:
+        if self.running.get(submit.request_id) is submit:
+            del self.running[submit.request_id]
             self.tell(submit, 1, [10] * (tokens - 1), finish_reason="length", generated_tokens=tokens)
         self.read()
 
