@@ -88,7 +88,7 @@ def test_what_two_proxies_close_counts_once(tmp_path: Path) -> None:
 def test_what_nobody_has_any_more_is_refunded(tmp_path: Path) -> None:
     opened = replace(LEASE, state=OPEN, outcome="held", reason=None, held=1500, refunded=0)
     living = replace(PROXY, incarnation="y", state=OPEN)
-    rows = [living, opened, replace(opened, id="kept"), replace(opened, id="there", proxy="y")]
+    rows: list[UsageRow] = [living, opened, replace(opened, id="kept"), replace(opened, id="there", proxy="y")]
     path = written(tmp_path / "usage.db", *rows, LostLeases('["kept"]'))
     with closing(open_to_read(path)) as database:
         told = database.execute("SELECT id, state, held, refunded FROM leases ORDER BY id").fetchall()
