@@ -120,12 +120,16 @@ def next_state(
     place = tl.max(tl.where(valid & (amounts >= target), tl.arange(0, PROBES), 0), 0)
     above = tl.sum(valid.to(tl.int32), 0) > place + 1
     return (
-        one_of(keys, place), tl.where(above, one_of(keys, place + 1), high),
-        one_of(counts, place), one_of(masses, place),
+        one_of(keys, place),
+        tl.where(above, one_of(keys, place + 1), high),
+        one_of(counts, place),
+        one_of(masses, place),
         tl.where(above, one_of(counts, place + 1), tl.load(state + HIGH_COUNT)),
         tl.where(above, one_of(masses, place + 1), tl.load(state + HIGH_MASS)),
-        target, tl.load(state + CUT), tl.load(state + ROOM),
-    )  # fmt: skip
+        target,
+        tl.load(state + CUT),
+        tl.load(state + ROOM),
+    )
 
 
 @triton.jit

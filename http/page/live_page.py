@@ -78,17 +78,47 @@ class LivePage:
         """The live page, with what it shows and does."""
         files, live, changes = PageRoutes(), self.live, ChangeRoutes(self.proxy.changes, bodies)
         return (
-            Endpoint("GET", "/admin/ui", files.admin_page, "The live page.", reply.TEXT, content_type="text/html",
-                     door=RouteAccess.PAGE),
-            Endpoint("GET", "/admin/ui/{file}", files.admin_page_file, "A file of the live page.", reply.TEXT,
-                     errors=(404,), content_type="text/javascript", door=RouteAccess.PAGE),
-            Endpoint("GET", "/admin/events", live.admin_events, "A snapshot of the server each second.",
-                     reply.ANY_OBJECT, events=reply.ANY_OBJECT, errors=(503,), content_type="text/event-stream",
-                     door=RouteAccess.ADMIN),
-            Endpoint("POST", "/admin/workers/{worker}/{action}", changes.change_worker, "Drain, undrain or restart a "
-                     "worker, or give it another role.", CHANGED, CHANGE, errors=(*BODY_ERRORS, 409, 503),
-                     door=RouteAccess.ADMIN),
-        )  # fmt: skip
+            Endpoint(
+                "GET",
+                "/admin/ui",
+                files.admin_page,
+                "The live page.",
+                reply.TEXT,
+                content_type="text/html",
+                door=RouteAccess.PAGE,
+            ),
+            Endpoint(
+                "GET",
+                "/admin/ui/{file}",
+                files.admin_page_file,
+                "A file of the live page.",
+                reply.TEXT,
+                errors=(404,),
+                content_type="text/javascript",
+                door=RouteAccess.PAGE,
+            ),
+            Endpoint(
+                "GET",
+                "/admin/events",
+                live.admin_events,
+                "A snapshot of the server each second.",
+                reply.ANY_OBJECT,
+                events=reply.ANY_OBJECT,
+                errors=(503,),
+                content_type="text/event-stream",
+                door=RouteAccess.ADMIN,
+            ),
+            Endpoint(
+                "POST",
+                "/admin/workers/{worker}/{action}",
+                changes.change_worker,
+                "Drain, undrain or restart a worker, or give it another role.",
+                CHANGED,
+                CHANGE,
+                errors=(*BODY_ERRORS, 409, 503),
+                door=RouteAccess.ADMIN,
+            ),
+        )
 
     async def close(self, *_: object) -> None:
         """End all streams of events."""

@@ -41,16 +41,37 @@ class PrefixRoutes:
     def endpoints(self) -> tuple[Endpoint, ...]:
         path = "/v1/prefixes"
         return (
-            Endpoint("POST", path, self.create_prefix, "Keep the KV of a prompt's beginning for a time.",
-                     PREFIX_SCHEMA, PREFIX, errors=MADE),
+            Endpoint(
+                "POST",
+                path,
+                self.create_prefix,
+                "Keep the KV of a prompt's beginning for a time.",
+                PREFIX_SCHEMA,
+                PREFIX,
+                errors=MADE,
+            ),
             Endpoint("GET", path, self.list_prefixes, "The prefixes that are kept.", PREFIXES),
-            Endpoint("GET", path + "/{prefix_id}", self.get_prefix, "One of them, or one that is over.", PREFIX_SCHEMA,
-                     errors=FOUND),
-            Endpoint("PATCH", path + "/{prefix_id}", self.extend_prefix, "Keep it for longer.", PREFIX_SCHEMA,
-                     EXTENSION, errors=MADE),
-            Endpoint("DELETE", path + "/{prefix_id}", self.delete_prefix, "Keep it no longer.", PREFIX_SCHEMA,
-                     errors=FOUND),
-        )  # fmt: skip
+            Endpoint(
+                "GET",
+                path + "/{prefix_id}",
+                self.get_prefix,
+                "One of them, or one that is over.",
+                PREFIX_SCHEMA,
+                errors=FOUND,
+            ),
+            Endpoint(
+                "PATCH",
+                path + "/{prefix_id}",
+                self.extend_prefix,
+                "Keep it for longer.",
+                PREFIX_SCHEMA,
+                EXTENSION,
+                errors=MADE,
+            ),
+            Endpoint(
+                "DELETE", path + "/{prefix_id}", self.delete_prefix, "Keep it no longer.", PREFIX_SCHEMA, errors=FOUND
+            ),
+        )
 
     async def create_prefix(self, request: Request) -> HTTPResponse:
         """Compute a prompt if need be, and keep it. It is granted or refused at once, with figures."""

@@ -196,9 +196,12 @@ def add_middleware(
         RECEIVED.set(received_request)
         caller = access.admit(request)
         request.ctx.ticket = Ticket(
-            request.ctx.request_id, caller.name, caller.allowance, caller.allowance.service_class.place(),
+            request.ctx.request_id,
+            caller.name,
+            caller.allowance,
+            caller.allowance.service_class.place(),
             received=received_request,
-        )  # fmt: skip
+        )
         CALLER.set(caller.name)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]

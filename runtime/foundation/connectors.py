@@ -41,31 +41,47 @@ CONNECTORS = {
     row.name: row
     for row in (
         ConnectorRow(
-            "cuda", "runtime.transfer.cuda.connector:CudaConnector", "cuda between GPUs of one host",
-            ("cuda-connector",), 10e9,
+            "cuda",
+            "runtime.transfer.cuda.connector:CudaConnector",
+            "cuda between GPUs of one host",
+            ("cuda-connector",),
+            10e9,
             "workers on GPUs of this host hand over through host memory, which takes longer",
             "let processes of one user share GPU memory, which containers without a common IPC namespace forbid",
             on_gpus=True,
         ),
         ConnectorRow(
-            "shm", "runtime.transfer.shm.connector:ShmConnector", "shm on one host", ("shm-connector",), 1e9,
+            "shm",
+            "runtime.transfer.shm.connector:ShmConnector",
+            "shm on one host",
+            ("shm-connector",),
+            1e9,
             "workers of this host hand over through TCP, which takes longer",
             "let processes of one user open each other's memory in /proc, which hardened containers forbid",
         ),
         ConnectorRow(
-            "nixl", ENTRY_POINTS["nixl"].target, "nixl over RDMA", ("nixl-connector",), 0.2e9,
+            "nixl",
+            ENTRY_POINTS["nixl"].target,
+            "nixl over RDMA",
+            ("nixl-connector",),
+            0.2e9,
             "workers with --kv-connector nixl cannot hand over",
             "see what UCX says with UCX_LOG_LEVEL=info, or take the default, --kv-connector auto",
-            encrypts=False, packages=("nixl_cu12", "nixl_cu13"),
+            encrypts=False,
+            packages=("nixl_cu12", "nixl_cu13"),
         ),
         ConnectorRow(
-            "tcp", "runtime.transfer.tcp.connector:TcpConnector", "tcp",
-            ("tcp-connector", "tcp-guest", "tcp-server"), 0.2e9,
-            "workers of different hosts cannot hand over", "let processes connect over the loopback network",
+            "tcp",
+            "runtime.transfer.tcp.connector:TcpConnector",
+            "tcp",
+            ("tcp-connector", "tcp-guest", "tcp-server"),
+            0.2e9,
+            "workers of different hosts cannot hand over",
+            "let processes connect over the loopback network",
             needed=True,
         ),
     )
-}  # fmt: skip
+}
 NAMES = (AUTO, *CONNECTORS)
 
 

@@ -30,8 +30,21 @@ MOST_ID = 1 << 31
 # Parameters of which no token depends.
 UNSTATED = frozenset({"logprobs", "prompt_logprobs", "logprob_token_ids", "hide_end_token", "top_logits"})
 # Fields of a statement, with the type of each; a `str | None` may be null.
-TEXTS = ("id", "request", "model", "model_fingerprint", "tokenizer", "kernels", "dtype", "kv_cache_dtype", "version",
-         "finish_reason", "prompt_sha256", "tokens_sha256", "chain")  # fmt: skip
+TEXTS = (
+    "id",
+    "request",
+    "model",
+    "model_fingerprint",
+    "tokenizer",
+    "kernels",
+    "dtype",
+    "kv_cache_dtype",
+    "version",
+    "finish_reason",
+    "prompt_sha256",
+    "tokens_sha256",
+    "chain",
+)
 COUNTS = ("choice", "top_logits", "prompt_tokens", "completion_tokens", "cached_tokens")
 FIELDS = frozenset({"receipt", "revision", "parameters", *TEXTS, *COUNTS})
 DIGESTS = ("prompt_sha256", "tokens_sha256", "chain", "tokenizer")

@@ -8,11 +8,20 @@ from pathlib import Path
 from pontil.launcher.tools.bench.figures import DEFINITIONS, Figures
 
 COLUMNS = {
-    "server": "server", "load": "load", "requests": "requests", "failures": "failures",
-    "ttft_ms_median": "TTFT ms", "ttft_ms_p99": "TTFT p99", "tpot_ms_median": "TPOT ms", "tpot_ms_p99": "TPOT p99",
-    "itl_ms_p99": "ITL p99", "e2e_ms_median": "E2E ms", "output_tokens_per_second": "output tokens/s",
-    "kept_share": "kept", "goodput_per_second": "goodput/s",
-}  # fmt: skip
+    "server": "server",
+    "load": "load",
+    "requests": "requests",
+    "failures": "failures",
+    "ttft_ms_median": "TTFT ms",
+    "ttft_ms_p99": "TTFT p99",
+    "tpot_ms_median": "TPOT ms",
+    "tpot_ms_p99": "TPOT p99",
+    "itl_ms_p99": "ITL p99",
+    "e2e_ms_median": "E2E ms",
+    "output_tokens_per_second": "output tokens/s",
+    "kept_share": "kept",
+    "goodput_per_second": "goodput/s",
+}
 # Of these a comparison has a row of ratios: the second server's figure over the first one's.
 COMPARED = tuple(COLUMNS)[4:]
 # Of a line for each server.

@@ -47,21 +47,46 @@ def said(text: str) -> list[dict[str, str]]:
 PROMPTS = (
     ChaosPrompt("completion, greedy", COMPLETIONS, {"prompt": OPENING, "max_tokens": 128, **GREEDY}),
     ChaosPrompt("completion, drawn", COMPLETIONS, {"prompt": OPENING, "max_tokens": 96, "seed": 11, **DRAWN}),
-    ChaosPrompt("completion, long prompt", COMPLETIONS,
-                {"prompt": LONG + OPENING, "max_tokens": 64, **GREEDY}, family="long"),
-    ChaosPrompt("completion, same beginning", COMPLETIONS,
-                {"prompt": LONG + "At noon", "max_tokens": 64, "seed": 12, **DRAWN}, family="long"),
-    ChaosPrompt("completion, two choices", COMPLETIONS,
-                {"prompt": OPENING * 2, "max_tokens": 64, "n": 2, "seed": 13, **DRAWN}),
+    ChaosPrompt(
+        "completion, long prompt", COMPLETIONS, {"prompt": LONG + OPENING, "max_tokens": 64, **GREEDY}, family="long"
+    ),
+    ChaosPrompt(
+        "completion, same beginning",
+        COMPLETIONS,
+        {"prompt": LONG + "At noon", "max_tokens": 64, "seed": 12, **DRAWN},
+        family="long",
+    ),
+    ChaosPrompt(
+        "completion, two choices", COMPLETIONS, {"prompt": OPENING * 2, "max_tokens": 64, "n": 2, "seed": 13, **DRAWN}
+    ),
     ChaosPrompt("completion, whole", COMPLETIONS, {"prompt": OPENING, "max_tokens": 64, **GREEDY}, streamed=False),
-    ChaosPrompt("completion, logprobs and penalties", COMPLETIONS,
-                {"prompt": OPENING, "max_tokens": 64, "seed": 14, "logprobs": 2, "presence_penalty": 0.4,
-                 "frequency_penalty": 0.3, **DRAWN}),
+    ChaosPrompt(
+        "completion, logprobs and penalties",
+        COMPLETIONS,
+        {
+            "prompt": OPENING,
+            "max_tokens": 64,
+            "seed": 14,
+            "logprobs": 2,
+            "presence_penalty": 0.4,
+            "frequency_penalty": 0.3,
+            **DRAWN,
+        },
+    ),
     ChaosPrompt("chat, greedy", CHATS, {"messages": said(OPENING), "max_tokens": 128, **GREEDY}),
     ChaosPrompt("chat, drawn", CHATS, {"messages": said(OPENING), "max_tokens": 96, "seed": 15, **DRAWN}),
-    ChaosPrompt("chat, whole", CHATS, {"messages": said("Name a port."), "max_tokens": 48, "seed": 16, **DRAWN},
-                streamed=False),
-    ChaosPrompt("chat, structured", CHATS,
-                {"messages": said("Describe a port."), "max_tokens": 96, "seed": 17, "temperature": 0.9,
-                 "response_format": {"type": "json_schema", "json_schema": {"name": "port", "schema": PORT}}}),
-)  # fmt: skip
+    ChaosPrompt(
+        "chat, whole", CHATS, {"messages": said("Name a port."), "max_tokens": 48, "seed": 16, **DRAWN}, streamed=False
+    ),
+    ChaosPrompt(
+        "chat, structured",
+        CHATS,
+        {
+            "messages": said("Describe a port."),
+            "max_tokens": 96,
+            "seed": 17,
+            "temperature": 0.9,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "port", "schema": PORT}},
+        },
+    ),
+)

@@ -171,9 +171,16 @@ class FleetLeases:
         """Return a view of a lease that a worker has told of for the first time."""
         term = LeaseTerm(message.size, self.clock() - message.age, message.seconds)
         return LeaseView(
-            message.lease_id, message.owner, message.tokens, message.proxy, worker.hello.name, message.sender, term,
-            time.time() - message.age, message.keys,
-        )  # fmt: skip
+            message.lease_id,
+            message.owner,
+            message.tokens,
+            message.proxy,
+            worker.hello.name,
+            message.sender,
+            term,
+            time.time() - message.age,
+            message.keys,
+        )
 
     def on_told(self, message: LeasesTold) -> None:
         """Refund the leases that a worker should hold, and does not: it has told all that it has."""

@@ -65,10 +65,23 @@ class LeaseView:
         """Return its row in the usage log. While it is held, its row says what is held of it so far."""
         term, amounts = self.term, self.term.amounts(now)
         return LeaseRow(
-            self.id, self.proxy, self.owner, model, self.worker_name, OPEN if self.is_held else CLOSED, term.state,
-            term.reason, self.tokens, term.size, term.seconds, amounts.granted, amounts.held, amounts.released,
-            amounts.refunded, self.since_epoch,
-        )  # fmt: skip
+            self.id,
+            self.proxy,
+            self.owner,
+            model,
+            self.worker_name,
+            OPEN if self.is_held else CLOSED,
+            term.state,
+            term.reason,
+            self.tokens,
+            term.size,
+            term.seconds,
+            amounts.granted,
+            amounts.held,
+            amounts.released,
+            amounts.refunded,
+            self.since_epoch,
+        )
 
 
 def check_state(message: LeaseState) -> None:

@@ -54,9 +54,16 @@ def graph_part(values: Mapping[str, Any]) -> GraphPart:
             for edge, producers in values["inputs"].items()
         }
         part = GraphPart(
-            str(values["run"]), str(values["node"]), str(values["secret"]), tuple(map(str, values["outputs"])), inputs,
-            tuple(map(str, values["walks"])), values["positions"], tuple(values["answer"]), dict(values["options"]),
-        )  # fmt: skip
+            str(values["run"]),
+            str(values["node"]),
+            str(values["secret"]),
+            tuple(map(str, values["outputs"])),
+            inputs,
+            tuple(map(str, values["walks"])),
+            values["positions"],
+            tuple(values["answer"]),
+            dict(values["options"]),
+        )
         numbers = part.answer if part.positions is None else (part.positions, *part.answer)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("positions and ids are whole numbers from 0 on")

@@ -56,8 +56,11 @@ def read_snac_config(directory: Path) -> SnacConfig:
     """Read SNAC's config.json within a model's directory. Raises ModelError for what cannot be computed."""
     data = read_json(directory / FOLDER / "config.json")
     wanted: dict[str, Any] = {
-        "sampling_rate": SAMPLE_RATE, "vq_strides": STRIDES, "attn_window_size": None, "depthwise": True,
-    }  # fmt: skip
+        "sampling_rate": SAMPLE_RATE,
+        "vq_strides": STRIDES,
+        "attn_window_size": None,
+        "depthwise": True,
+    }
     for key, value in wanted.items():
         if data.get(key) != value:
             raise ModelError(f"SNAC's {key} is {short(data.get(key))}: this version runs {value} only")

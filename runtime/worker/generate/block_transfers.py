@@ -32,10 +32,18 @@ class BlockTransfers:
         sockets.closing.callback(publisher.close)
         sockets.closing.callback(self.connector.close)
         self.greeting = Greet(
-            sockets.incarnation, "", SCHEMA, sockets.config.name, machine.fingerprint, layout.fingerprint(),
-            dtype=machine.dtype, block_size=layout.block_size, kernels=machine.kernels,
-            kv_cache_dtype=machine.kv_cache_dtype, ranks=layout.ranks,
-        )  # fmt: skip
+            sockets.incarnation,
+            "",
+            SCHEMA,
+            sockets.config.name,
+            machine.fingerprint,
+            layout.fingerprint(),
+            dtype=machine.dtype,
+            block_size=layout.block_size,
+            kernels=machine.kernels,
+            kv_cache_dtype=machine.kv_cache_dtype,
+            ranks=layout.ranks,
+        )
 
     def answered(self, done: RankDone) -> None:
         """Handle a follower's answer: pulls end, and announcements may have waited for its digests."""

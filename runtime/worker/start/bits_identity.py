@@ -24,12 +24,21 @@ def bits_identity(
     """Return 32 bytes that are equal for two processes of one worker whose blocks have the same bits: the same model,
     layout, kernels, options and code. The size of the pool is among them."""
     told = {
-        "model": fingerprint, "config": repr(model), "layout": asdict(layout), "dtype": dtype, "kernels": kernels,
-        "quantization": config.quantization, "deterministic": config.deterministic, "cores": len(config.cores),
-        "kv_cache_memory": config.kv_cache_memory, "draft": str(config.draft_model_path),
-        "graph": config.graph, "node": config.node,
-        "torch": torch.__version__, "code": list(files_of(ROOT / name for name in CODE)),
-    }  # fmt: skip
+        "model": fingerprint,
+        "config": repr(model),
+        "layout": asdict(layout),
+        "dtype": dtype,
+        "kernels": kernels,
+        "quantization": config.quantization,
+        "deterministic": config.deterministic,
+        "cores": len(config.cores),
+        "kv_cache_memory": config.kv_cache_memory,
+        "draft": str(config.draft_model_path),
+        "graph": config.graph,
+        "node": config.node,
+        "torch": torch.__version__,
+        "code": list(files_of(ROOT / name for name in CODE)),
+    }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
