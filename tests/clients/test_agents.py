@@ -75,6 +75,8 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoderSystem]:
     file.touch(0o600)
     file.write_text("".join(f"{name}={key}\n" for name, key in keys.items()))
     flags = ("--model", MODEL, "--kv-cache-memory", "512MiB", "--api-keys", str(file), "--share-prefixes", *PATIENT)
+    # On a fast machine a worker is killed so often that its launch would give it up.
+    flags += ("--restart-attempts", "100")
     with launched(folder, *flags, variables={"PONTIL_ADMIN_KEY": secrets.token_hex(16)}) as served:
         yield CoderSystem(served, keys)
 
