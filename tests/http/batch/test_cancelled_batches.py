@@ -4,11 +4,10 @@ next one gives each line its one outcome and bill."""
 
 import asyncio
 import json
-import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from effort import examples
+from open_resources import nothing_left_open
 from sanic import HTTPResponse, Request
 from sanic.compat import Header
 
@@ -146,13 +146,6 @@ def prepare(folder: Path, count: int = LINES) -> None:
     book.add(BatchRow("b", "me", OPENAI, CHAT, "file-i", "file-o", "file-e", count, 1 << 20, 1.0, 1 << 33, "{}"))
     book.path_of("file-i").write_text("\n".join(lines))
     book.close()
-
-
-@contextmanager
-def nothing_left_open() -> Iterator[None]:
-    before = sorted(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == len(before), "a file is open"
 
 
 async def ended(task: "asyncio.Task[None]") -> None:

@@ -4,9 +4,9 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from open_resources import nothing_left_open
 
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.kept_memory import TRUSTED_AFTER, KeptMemory, may_be_kept
@@ -16,16 +16,12 @@ from pontil.launcher.plan.child_plan import plan_ranks
 KILLED = ExitCause(0.0, -signal.SIGKILL)
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.fixture
 def memory() -> Iterator[KeptMemory]:
-    before, made = open_files(), KeptMemory(2)
-    yield made
-    made.close()
-    assert open_files() == before
+    with nothing_left_open():
+        made = KeptMemory(2)
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,21 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from open_resources import nothing_left_open
 
 from pontil.launcher.child.kept_memory import SharedWeights
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.fixture
 def weights() -> Iterator[SharedWeights]:
-    before, made = open_files(), SharedWeights()
-    yield made
-    made.close()
-    assert open_files() == before
+    with nothing_left_open():
+        made = SharedWeights()
+        yield made
+        made.close()
 
 
 def worker(name: str, devices: str = "cpu", **config: object) -> ChildPlan:

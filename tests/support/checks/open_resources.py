@@ -4,6 +4,8 @@
 import gc
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,3 +23,18 @@ def held() -> OpenResources:
     threads = sorted(thread.name for thread in threading.enumerate())
     pools = sum("memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines())
     return OpenResources(threads, len(os.listdir("/proc/self/fd")), pools)
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Return each descriptor of this process with its file."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return {(link.name, os.readlink(link)) for link in links if link.is_symlink()}
+
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """Demand that the block leaves no file open. Garbage of other tests may be closed meanwhile, so files are compared
+    and not their number."""
+    before = open_files()
+    yield
+    assert not open_files() - before, "a file is open"

@@ -3,7 +3,6 @@
 
 import errno
 import fcntl
-import gc
 import os
 import resource
 import stat
@@ -17,6 +16,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from open_resources import nothing_left_open
 
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights
 from pontil.runtime.cache.tier import disk_tier
@@ -280,10 +280,8 @@ def test_what_is_no_folder_of_ours_is_not_used(tmp_path: Path, make: Callable[[P
 
 def test_no_two_processes_share_a_folder(tmp_path: Path) -> None:
     tier, other = on_disk(tmp_path), on_disk(tmp_path, name="decode:1")
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(BlockingIOError, match="another process uses it"):
+    with nothing_left_open(), pytest.raises(BlockingIOError, match="another process uses it"):
         on_disk(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) <= before
     tier.close()
     on_disk(tmp_path).close()
     other.close()
@@ -309,15 +307,11 @@ def test_a_disk_without_room_is_not_opened(tmp_path: Path, monkeypatch: pytest.M
     def full(file: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    # Garbage of other tests may have files.
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="File too large|No space left"):
+    with nothing_left_open(), pytest.raises(OSError, match="File too large|No space left"):
         DiskTier(tmp_path, "x", 1 << 61, 1 << 40, "one")
     monkeypatch.setattr(disk_tier, "allocate", full)
-    with pytest.raises(OSError, match="No space left"):
+    with nothing_left_open(), pytest.raises(OSError, match="No space left"):
         on_disk(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_closed_disk_writes_to_no_other_file(tmp_path: Path) -> None:
