@@ -344,8 +344,9 @@ class SupervisedSite:
         self.world.after(5 * NOTICES_WITHIN, lambda: self.count_said(child))
 
     def count_said(self, child: Child) -> None:
-        # Nobody is left to say so if the host has died since then.
-        self.oom_said += child not in self.children or bool(child.exits) and child.exits[-1].starved
+        # Nobody is left to say so if the host has died since then. Of exits that were seen at once, any may be the one.
+        at_once = [end for one in self.children for end in one.exits if child.exits and end.at == child.exits[-1].at]
+        self.oom_said += child not in self.children or any(end.starved for end in at_once)
 
     # The parts that others look at.
 
