@@ -2,12 +2,9 @@
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
 import asyncio
-import inspect
 import json
 import os
 from collections.abc import Callable
-from functools import cache
-from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
 from event_loop import LoopProcess
@@ -16,9 +13,7 @@ from jinja2 import Environment
 from processes import FAILED
 from sanic.application.constants import ServerStage
 from sanic.application.state import ApplicationServerInfo
-from sanic.mixins import routes
 from sanic.touchup.service import TouchUp
-from sanic_routing import router
 from virtual_time import HERE, ProcessDied, SeededWorld
 
 from pontil.http.access.in_flight_bodies import InFlightBodies
@@ -180,24 +175,6 @@ def leave_pages_seldom() -> None:
     else of an idle second. It still comes before a page is stale."""
     untyped: Any = pages
     untyped.EVERY = PAGE_EVERY
-
-
-def compile_routes_once() -> None:
-    """Have sanic look at signatures of handlers, and compile the source of a router, for the first app of this process
-    only: all apps are alike."""
-    known = dict[CodeType, inspect.Signature]()
-
-    def signed(handler: Any) -> inspect.Signature:
-        code = inspect.unwrap(getattr(handler, "__func__", handler)).__code__
-        if code not in known:
-            known[code] = inspect.signature(handler)
-        return known[code]
-
-    untyped: Any = routes
-    untyped.signature = signed
-    untyped = router
-    untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
-    untyped.compile = cache(compile)
 
 
 def read_templates_once() -> None:

@@ -19,6 +19,7 @@ import stream_memory
 import thread_events
 import torch
 from engine_process import TinyModel
+from routes_once import compile_routes_once
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.grammar.grammar import GrammarCompiler
@@ -39,7 +40,7 @@ def read(folder: Path) -> TinyModel:
     install.show_failures()
     bounded_answers.answer_in_this_process()
     served_proxy.adapt_protocol_once()
-    served_proxy.compile_routes_once()
+    compile_routes_once()
     served_proxy.read_templates_once()
     served_proxy.leave_pages_seldom()
     engine_process.measure_tiers_at_once()

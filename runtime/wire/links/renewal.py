@@ -24,6 +24,10 @@ class Renewal:
         """Return the state of a connection that is new."""
         return cls(now + FIRST)
 
+    def again(self, now: float) -> None:
+        """Note that the connection has ended: it is replaced at once."""
+        self.at, self.count, self.heard = now, 0, False
+
     def is_due(self, now: float) -> bool:
         return not self.heard and now >= self.at
 

@@ -180,9 +180,7 @@ class DecodeSide:
     def take(self, message: Message, now: float) -> None:
         """Handle a message from a prefill worker. Ignore one that is not about an open transfer with that worker."""
         if isinstance(message, Greeting):
-            connection = self.peers.get(message.sender)
-            if connection is not None:
-                connection.greeted(message, self.transfers.connector, self.machine.layout.ranks)
+            self.peers.greeted(message, self.machine.layout.ranks, now)
             self.admit()
         elif isinstance(message, ChunkReady | Handoff | Withdrawn):
             parked = self.parked.get(message.transfer_id)

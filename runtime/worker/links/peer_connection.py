@@ -29,8 +29,9 @@ class PeerConnection:
     """The connection to `peer`, the prefill worker's incarnation, at the address `endpoint`. The peer must answer by
     `deadline`, `patience` seconds after the handshake began, else it is LOST; so it is when the connection breaks.
     Until it was heard, the connection is replaced as `renewal` says. `reason` says why a connection is LOST or FAILED.
-    A connection whose address now belongs to another process has no socket. Its pool is `attached` once. `last_words`
-    are messages that end something at the peer, with their times: one that is lost with a connection is repeated."""
+    Peers that were named at one address share its socket and renewal until one of them answers; the others have no
+    socket from then on. Its pool is `attached` once. `last_words` are messages that end something at the peer, with
+    their times: one that is lost with a connection is repeated."""
 
     peer: str
     endpoint: str
@@ -70,7 +71,11 @@ class PeerConnection:
 
     def answers(self, now: float) -> bool:
         """Return whether the peer has answered over a connection that has not ended since."""
-        return self.state is HandshakeState.READY and self.socket is not None and self.socket.breaks(now) == self.breaks
+        return self.state is HandshakeState.READY and self.is_unbroken(now)
+
+    def is_unbroken(self, now: float) -> bool:
+        """Return whether what was heard of the peer came over the connection of now."""
+        return self.socket is not None and self.socket.breaks(now) == self.breaks
 
     def is_late(self, now: float) -> bool:
         return self.state is HandshakeState.GREETING and now >= self.deadline
@@ -83,7 +88,7 @@ class PeerConnection:
     def lose(self, reason: str, now: float) -> None:
         """Note that nothing is heard of the peer any more: whatever is lost with a connection may have been for it."""
         self.state, self.reason, self.lost_at = HandshakeState.LOST, reason, now
-        self.renewal = Renewal(now)
+        self.renewal.again(now)
 
     def note_last(self, word: Message, now: float, window: float) -> None:
         """Note a last word, and forget those from before the window: they have arrived."""

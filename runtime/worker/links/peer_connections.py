@@ -10,7 +10,7 @@ from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.links.renewal import Renewal
 from pontil.runtime.wire.links.sockets import PeerClient
-from pontil.runtime.wire.messages import Greet, Message
+from pontil.runtime.wire.messages import Greet, Greeting, Message
 from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
@@ -44,7 +44,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     @property
     def sockets(self) -> list[PeerClient]:
-        return [connection.socket for connection in self.by_peer.values() if connection.socket is not None]
+        return list(dict.fromkeys(one.socket for one in self.by_peer.values() if one.socket is not None))
 
     @property
     def failed(self) -> dict[str, str]:
@@ -72,19 +72,26 @@ class PeerConnections(Mapping[str, PeerConnection]):
         if self.has_owner(endpoint, now):
             return TAKEN
         self.hang_up(peer)
-        self.clear_the_address(endpoint)
+        if self.greeting is None:
+            self.clear_the_address(endpoint)
+        others = self.named_at(endpoint)
         try:
-            socket = self.connect(endpoint)
+            socket = others[0].socket if others else self.connect(endpoint)
         except PontilError as error:
             return str(error)
+        assert socket is not None
         patience = self.deadlines.kv_handshake_timeout
-        connection = self.by_peer[peer] = PeerConnection(
-            peer, endpoint, socket, now + patience, patience, Renewal.begun(now)
+        renewal = others[0].renewal if others else Renewal.begun(now)
+        connection = PeerConnection(
+            peer, endpoint, socket, now + patience, patience, renewal, breaks=socket.breaks(now)
         )
+        self.by_peer[peer] = connection
         if self.greeting is None:
             connection.state = HandshakeState.READY
+        elif others:
+            self.connect_again(connection, now)
         else:
-            self.tell(peer, replace(self.greeting, receiver=peer))
+            self.greet(connection)
         return None
 
     def has_owner(self, endpoint: str, now: float) -> bool:
@@ -100,23 +107,42 @@ class PeerConnections(Mapping[str, PeerConnection]):
         own.poller.register(socket)
         return socket
 
-    def connect_again(self, connection: PeerConnection, now: float) -> None:
-        """Replace the connection of a peer that was not heard, and repeat the greeting, if there is one."""
-        assert connection.socket is not None
-        connection.socket.renew(now)
-        connection.renewal.renewed(now)
+    def greet(self, connection: PeerConnection) -> None:
+        """Say the first words, and those again that may have been lost with an earlier connection."""
         if self.greeting is not None:
             self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
         for _, word in connection.last_words:
             self.tell(connection.peer, word)
 
-    def clear_the_address(self, endpoint: str) -> None:
-        """Close older connections to this address, which one process owns at a time. A socket for the previous owner
-        would also connect to this one, under our name, and messages to us could go there."""
-        for connection in self.by_peer.values():
-            if connection.endpoint == endpoint and connection.socket is not None:
+    def connect_again(self, connection: PeerConnection, now: float) -> None:
+        """Replace the connection to an address at which nobody was heard, and greet all that were named there."""
+        assert connection.socket is not None
+        connection.socket.renew(now)
+        connection.renewal.renewed(now)
+        for one in self.named_at(connection.endpoint):
+            self.greet(one)
+
+    def named_at(self, endpoint: str) -> list[PeerConnection]:
+        """Return the connections to this address, which one process owns at a time. They share one socket: each socket
+        connects again and again under our name, and messages to us would go to any of them."""
+        return [one for one in self.by_peer.values() if one.endpoint == endpoint and one.socket is not None]
+
+    def clear_the_address(self, endpoint: str, owner: PeerConnection | None = None) -> None:
+        """Give up those that were named at this address, except for its owner."""
+        for connection in self.named_at(endpoint):
+            if connection is not owner:
                 self.silence(connection)
                 connection.fail(TAKEN)
+
+    def greeted(self, message: Greeting, ranks: int, now: float) -> None:
+        """Handle a peer's answer, which shows whose the address is. `ranks` are ours. Who was only named there gives
+        way: a proxy's word may be late, and does not say which process came later."""
+        connection = self.by_peer.get(message.sender)
+        if connection is None:
+            return
+        connection.greeted(message, self.connector, ranks)
+        if connection.is_unbroken(now):
+            self.clear_the_address(connection.endpoint, connection)
 
     def forget_unused(self, used: Collection[str | None], most: int) -> None:
         """Close connections that failed and that no transfer uses; where there are `most`, also others unused."""
@@ -132,15 +158,16 @@ class PeerConnections(Mapping[str, PeerConnection]):
             self.connector.detach(peer)
 
     def silence(self, connection: PeerConnection) -> None:
-        """Close the socket. An open one would connect again and again, to any process that has the address then."""
+        """Leave the socket, which would connect again and again, to any process that has the address then."""
         self.disconnect(connection)
         self.outbox.drop(connection.peer)
 
     def disconnect(self, connection: PeerConnection) -> None:
-        if connection.socket is not None:
-            self.worker_sockets.poller.unregister(connection.socket)
-            connection.socket.close()
-            connection.socket = None
+        """Close the socket, unless others that were named at the address use it."""
+        socket, connection.socket = connection.socket, None
+        if socket is not None and socket not in self.sockets:
+            self.worker_sockets.poller.unregister(socket)
+            socket.close()
 
     def receive_all(self) -> Iterator[Message]:
         for connection in list(self.by_peer.values()):
@@ -185,14 +212,14 @@ class PeerConnections(Mapping[str, PeerConnection]):
                     connection.lose("the connection to the prefill worker broke", now)
                     lost.append(connection.peer)
                 # The greeting or its answer may be lost, although something was heard.
-                connection.renewal = Renewal(now)
-            if connection.is_unheard(now):
-                self.connect_again(connection, now)
+                connection.renewal.again(now)
             if connection.state is HandshakeState.LOST and now - connection.lost_at >= LONGEST_LOSS:
                 self.hang_up(connection.peer)
+        for connection in list(self.by_peer.values()):
+            if connection.is_unheard(now):
+                self.connect_again(connection, now)
         return lost
 
     def close(self) -> None:
-        for connection in self.by_peer.values():
-            if connection.socket is not None:
-                connection.socket.close()
+        for socket in self.sockets:
+            socket.close()

@@ -2,6 +2,7 @@
 """Handshakes, deadlines and the blocks a transfer moves, between real workers."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_a_peer_that_came_back_is_another_peer(
     everyone_clean(proxy)
 
 
+def submit_late(proxy: ScriptedProxy, decode: PromptWorker, endpoint: str) -> None:
+    """Submit a request that names an earlier process at this address."""
+    late: dict[str, Any] = {"request_id": "late", "attempt": 0, "prompt": prompt(30), "sampling": drawn(4).to_wire()}
+    assert proxy.server.send(
+        Submit(
+            proxy.incarnation, decode.incarnation, phase="decode", transfer_id="t-late",
+            peer="that of before", peer_endpoint=endpoint, **late,
+        )
+    )  # fmt: skip
+
+
 def test_late_word_of_an_earlier_process_at_an_address_harms_not_the_one_there(
     proxy: ScriptedProxy, pair: Pair
 ) -> None:  # D11
@@ -105,18 +117,35 @@ def test_late_word_of_an_earlier_process_at_an_address_harms_not_the_one_there(
     proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
     proxy.finish("before")
     connection = decode.decode.peers[prefill.incarnation]
-    late: dict[str, Any] = {"request_id": "late", "attempt": 0, "prompt": prompt(30), "sampling": drawn(4).to_wire()}
-    assert proxy.server.send(
-        Submit(
-            proxy.incarnation, decode.incarnation, phase="decode", transfer_id="t-late",
-            peer="that of before", peer_endpoint=connection.endpoint, **late,
-        )
-    )  # fmt: skip
+    submit_late(proxy, decode, connection.endpoint)
     (answer,) = proxy.finish("late")
     assert "another process has the prefill worker's address" in answer.failures[0].reason
     assert not decode.decode.peers.failed and decode.decode.peers[prefill.incarnation] is connection
     proxy.submit_pair(prefill, decode, "after", prompt(30), drawn(4))
     assert len(proxy.finish("after")[0].ids) == 4 and connection.renewal.count == 0
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("late_is_first", [False, True])
+def test_of_two_that_are_named_at_an_address_the_one_that_answers_has_it(
+    proxy: ScriptedProxy, pair: Pair, late_is_first: bool
+) -> None:  # D11: neither word says which process came later
+    prefill, decode = pair
+    peers = decode.decode.peers
+    proxy.workers.remove(prefill)
+    for is_late in sorted((False, True), reverse=late_is_first):
+        if is_late:
+            submit_late(proxy, decode, prefill.peers_in.endpoint)
+        else:
+            proxy.submit_pair(prefill, decode, "r", prompt(30), drawn(4))
+        named = "that of before" if is_late else prefill.incarnation
+        proxy.turn_until(partial(peers.__contains__, named))
+    assert not peers.failed and len(peers.sockets) == 1
+    proxy.workers.append(prefill)
+    answer, late = proxy.finish("r", "late")
+    assert len(answer.ids) == 4 and not answer.failures
+    assert "another process has the prefill worker's address" in late.failures[0].reason
+    assert list(peers.failed) == ["that of before"] and peers[prefill.incarnation].state is HandshakeState.READY
     everyone_clean(proxy)
 
 

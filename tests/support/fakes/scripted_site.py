@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy_configs import bare_config
+from routes_once import compile_routes_once
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
 from pontil.http.server.service import BACKLOG, build_app, load_pairs
@@ -20,6 +21,8 @@ from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 MODEL = "tiny"
+# Hundreds of sites begin in one process.
+compile_routes_once()
 
 
 class HttpAnswer:

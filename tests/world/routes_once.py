@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proxies of one process have apps that are alike: what sanic finds out about the routes of the first one is kept for
+the others, which is most of the time in which an app is built."""
+
+import inspect
+from functools import cache
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+from sanic.mixins import routes
+from sanic_routing import route, router
+
+
+def compile_routes_once() -> None:
+    """Have sanic look at signatures of handlers, take paths apart, and compile the source of a router, for the first
+    app of this process only."""
+    known = dict[CodeType, inspect.Signature]()
+
+    def signed(handler: Any) -> inspect.Signature:
+        code = inspect.unwrap(getattr(handler, "__func__", handler)).__code__
+        if code not in known:
+            known[code] = inspect.signature(handler)
+        return known[code]
+
+    untyped: Any = routes
+    untyped.signature = signed
+    untyped = router
+    untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
+    untyped.compile = cache(compile)
+    untyped.path_to_parts = parts = cache(router.path_to_parts)
+    untyped = route
+    untyped.path_to_parts = parts
+    generalized: Any = route.Route.segments
+    untyped.Route.segments = property(lambda one: generalized.fget(one) if one._params else one.parts)
