@@ -61,8 +61,8 @@ class PrefixLeases:
     machine: WorkerResources
     book: LeaseBook
     asked: dict[str, tuple[WorkerRequest, AskedLease]] = field(default_factory=dict)
-    # The registrations in which all leases were told, by link.
-    told: dict[int, tuple[str, int] | None] = field(default_factory=dict)
+    # The last registrations in which all leases were told, by link.
+    told: dict[int, tuple[str, int]] = field(default_factory=dict)
     owed: dict[str, PrefixLease] = field(default_factory=dict)
 
     @classmethod
@@ -148,10 +148,11 @@ class PrefixLeases:
         changed = self.book.take_changed()
         self.owe(changed)
         for place, link in enumerate(self.links.links):
-            if link.proxy is None or not link.takes_leases:
-                self.told[place] = None
-            elif self.told.get(place) != link.registration:
-                self.told[place] = link.registration
+            registration = link.registration
+            if registration is None or link.proxy is None or not link.takes_leases:
+                continue
+            if self.told.get(place) != registration:
+                self.told[place] = registration
                 self.tell_all(link, now)
             else:
                 for lease in changed:
@@ -166,8 +167,9 @@ class PrefixLeases:
             del self.owed[next(iter(self.owed))]
 
     @property
-    def proxies(self) -> list[str | None]:
-        return [link.proxy for link in self.links.links]
+    def proxies(self) -> set[str]:
+        """The proxies that bill: also one that is cut off now, until another process has its place."""
+        return {proxy for proxy, _ in self.told.values()}
 
     def tell_all(self, link: ProxyLink, now: float) -> None:
         """Tell a proxy that has just registered this worker of all leases. It bills those whose proxy is gone."""
