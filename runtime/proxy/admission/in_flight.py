@@ -101,14 +101,14 @@ class InFlight:
         return self.dispatcher.config.served_model_name
 
     def finish(self, request: Request, last_sender: str) -> None:
-        """End a request whose answer is complete. A worker that has sent nothing, as prefill ended the request, is
-        cancelled."""
+        """End a request whose answer is complete. Its other worker is told: prefill may have ended the answer alone,
+        and what decode told of the end of a pull may have been lost with it."""
         del self.requests[request.id]
         self.dispatcher.unseat(request)
         end = request.mailbox.end
         assert isinstance(end, Finished)
         for message in request.cancels(self.incarnation):
-            if message.receiver != last_sender and not request.attempts.reached(message.receiver):
+            if message.receiver != last_sender:
                 self.dispatcher.cancels.post(message.receiver, message)
         self.close_account(request, end.reason)
         request.work.ended(request)

@@ -121,10 +121,6 @@ class Attempts:
     def expects(self, sender: str, attempt: int) -> bool:
         return attempt == self.number and sender in self.phases
 
-    def reached(self, incarnation: str) -> bool:
-        """Return whether a frame of this worker has arrived in this attempt."""
-        return any(phase == self.phases[incarnation] for phase, _ in self.heard)
-
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
