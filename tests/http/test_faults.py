@@ -19,6 +19,9 @@ from pontil.runtime.proxy.requests.answer import Mailbox
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
+# Their events are several times what the buffers of a narrow connection hold.
+TOKENS = 5_000
+
 
 def endless(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     """Send one token a frame until the budget, which tests make large."""
@@ -31,9 +34,20 @@ def torrent(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         yield worker.tokens(submit, index, [40] * 2000)
 
 
-def opened(site: ScriptedSite, **fields: object) -> http.client.HTTPResponse:
-    """Open a stream and wait for its head."""
+def narrow(site: ScriptedSite) -> http.client.HTTPConnection:
+    """Connect with small buffers, which fill long before others."""
+    site.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
     connection = site.connect()
+    connection.connect()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    return connection
+
+
+def opened(
+    site: ScriptedSite, connection: http.client.HTTPConnection | None = None, **fields: object
+) -> http.client.HTTPResponse:
+    """Open a stream and wait for its head."""
+    connection = connection or site.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True} | fields))
     return connection.getresponse()
 
@@ -136,24 +150,21 @@ def test_a_client_that_leaves_while_it_waits_is_noticed(
 
 def test_a_slow_reader_slows_only_itself(bare: ScriptedSite) -> None:  # F7
     worker = bare.worker(script=endless, max_model_len=1 << 20, num_blocks=1 << 16)
-    slow = opened(bare, max_tokens=20_000, ignore_eos=True, return_token_ids=True)
+    slow = opened(bare, narrow(bare), max_tokens=TOKENS, ignore_eos=True, return_token_ids=True)
     assert bare.complete(max_tokens=50).status == 200
     eventually(lambda: bare.value("pontil_request_success_total", finished_reason="length") == 2)
     assert not worker.active, "the worker never waited for the reader"
     events = [line for line in slow.read().decode().split("\n\n") if line.startswith("data: {")]
     ids = [number for event in events for choice in json.loads(event[6:])["choices"] for number in choice["token_ids"]]
-    assert ids == [40] * 20_000
-    assert len(events) < 20_000, "what waited was merged"
+    assert ids == [40] * TOKENS
+    assert len(events) < TOKENS, "what waited was merged"
 
 
 def test_a_reader_that_never_reads_is_cut_off(bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:  # F7
     monkeypatch.setattr("pontil.http.server.timed_protocol.READER_PATIENCE", 0.05)
-    # At this pace the output would take minutes; small buffers fill long before.
+    # At this pace the output would take minutes.
     worker = bare.worker(script=torrent, pace=0.005, max_model_len=1 << 26, num_blocks=1 << 22)
-    bare.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-    connection = bare.connect()
-    connection.connect()
-    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    connection = narrow(bare)
     body = {"prompt": "a", "stream": True, "max_tokens": 60_000_000, "return_token_ids": True}
     connection.request("POST", "/v1/completions", json.dumps(body))
     worker.cancels.get(timeout=DEADLINE)

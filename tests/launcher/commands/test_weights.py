@@ -32,7 +32,7 @@ def write(
     shelf.tensor("numbers", lambda: torch.arange(1000, dtype=torch.int64))
     shelf.finish()
     del shelf
-    gc.collect()  # which ends this process's mapping
+    gc.collect(1)  # which ends this process's mapping: all of it is young
     return path
 
 
