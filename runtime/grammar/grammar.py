@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -59,24 +61,44 @@ class GrammarVocabulary:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarTables:
+    """A vocabulary in the forms in which grammars need it."""
+
+    words: LLTokenizer
+    closing: ClosingVocabulary
+
+
 class GrammarCompiler:
-    """Compiles grammars for the `vocab_size` ids of a model, some of which may have no token. Creating one takes a
-    second for a large vocabulary, in which no other thread of the process runs. Thread-safe."""
+    """Compiles grammars for the `vocab_size` ids of a model, some of which may have no token. The tables for that are
+    made once, for the first grammar or before: it takes a second for a large vocabulary, in which no other thread of
+    the process runs. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        vocabulary = GrammarVocabulary(tokenizer, vocab_size)
-        self.words = LLTokenizer(TokenizerWrapper(vocabulary))
-        self.closing = ClosingVocabulary(vocabulary.tokens, frozenset(vocabulary.special_token_ids))
+
+    @cached_property
+    def tables(self) -> GrammarTables:
+        vocabulary = GrammarVocabulary(self.tokenizer, self.vocab_size)
+        closing = ClosingVocabulary(vocabulary.tokens, frozenset(vocabulary.special_token_ids))
+        return GrammarTables(LLTokenizer(TokenizerWrapper(vocabulary)), closing)
+
+    @property
+    def is_prepared(self) -> bool:
+        return "tables" in self.__dict__
+
+    def prepare(self) -> None:
+        """Make what the first grammar would wait for."""
+        _ = self.tables
 
     def compile(self, text: str) -> Grammar:
         """Compile a grammar; other threads run meanwhile. Raises RequestError for a grammar that cannot be used, in the
         library's words."""
         check_size(text)
-        matcher = LLMatcher(self.words, text, log_level=SILENT, limits=LIMITS)
+        matcher = LLMatcher(self.tables.words, text, log_level=SILENT, limits=LIMITS)
         if matcher.is_error():
             raise unusable(matcher.get_error())
-        return Grammar(matcher, self.vocab_size, self.closing if is_json(text) else None)
+        return Grammar(matcher, self.vocab_size, self.tables.closing if is_json(text) else None)
 
 
 def check_grammar(text: str) -> None:

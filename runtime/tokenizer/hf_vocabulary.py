@@ -30,8 +30,9 @@ def read_hf_vocabulary(directory: Path) -> Vocabulary:
     templates = chat_templates(directory, config)
     mark_special(backend, [*roles.values(), *listed_tokens(config)])
     return Vocabulary(
-        backend=backend,
+        make_backend=lambda: backend,
         token_bytes=bytes_of_all(backend),
+        added_tokens=backend.get_added_tokens_decoder(),
         special_ids=special_ids(backend),
         roles=roles,
         end_ids=ids_of(backend, [roles.get("eos_token")]),

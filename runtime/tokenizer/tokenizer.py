@@ -30,7 +30,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.backend = vocabulary.backend
+        self.make_backend, self.added_tokens = vocabulary.make_backend, vocabulary.added_tokens
         self.vocab_size = len(vocabulary.token_bytes)
         self.roles = vocabulary.roles
         self.bos_token = vocabulary.roles.get("bos_token")
@@ -41,6 +41,15 @@ class Tokenizer:
         self.tool_template = vocabulary.tool_template
         # For callers that need every token and check that an id is in range; `token_bytes` does so itself.
         self.bytes_by_id = vocabulary.token_bytes
+
+    @cached_property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The encoder of texts. Making it takes some tenths of a second for a large vocabulary."""
+        return self.make_backend()
+
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        return {token.content: number for number, token in self.added_tokens.items()}
 
     def encode(self, text: str, add_special_tokens: bool, parse_special: bool = True) -> list[int]:
         """Encode to token ids. `add_special_tokens` adds the tokens that the model's file puts around a text, usually a
@@ -72,7 +81,8 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The token that is exactly this text, if there is one."""
-        return self.backend.token_to_id(text)
+        found = self.added_ids.get(text)
+        return self.backend.token_to_id(text) if found is None else found
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids to text. Bytes that are no UTF-8 become U+FFFD."""
@@ -103,12 +113,13 @@ class Tokenizer:
         return twin
 
 
-def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
+def load_tokenizer(path: Path, cache_dir: Path | None = None, encodes: bool = True) -> Tokenizer:
     """Load the tokenizer of a Hugging Face directory or a .gguf file. Data that takes seconds to derive is cached in
-    `cache_dir`, if one is given. Raises ModelError."""
+    `cache_dir`, if one is given. What seldom `encodes` texts is loaded sooner, and takes longer for the first of them.
+    Raises ModelError."""
     if path.is_dir():
         return Tokenizer(read_hf_vocabulary(path))
     if path.suffix == ".gguf":
         cache = MergeCache(None if cache_dir is None else cache_dir.expanduser() / CACHE_FOLDER)
-        return Tokenizer(read_gguf_vocabulary(path, cache))
+        return Tokenizer(read_gguf_vocabulary(path, cache, encodes))
     raise ModelError(f"{path} is neither a directory with tokenizer.json nor a .gguf file")

@@ -30,13 +30,15 @@ TokenBytes = Callable[[str], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`token_bytes[id]` are the raw bytes of a token; an id without a token has none. `special_ids` are the tokens that
-    are not text. `roles` are the texts of tokens by role ("bos_token", "pad_token", …). `end_ids` are the tokens that
-    the tokenizer's own file calls the end of a text or a turn. `tool_template` is the chat template for chats with
-    tools, if there is a separate one."""
+    """`make_backend` makes what encodes texts, or returns it. `token_bytes[id]` are the raw bytes of a token; an id
+    without a token has none. `added_tokens` are those that are found in a text before it is split. `special_ids` are
+    the tokens that are not text. `roles` are the texts of tokens by role ("bos_token", "pad_token", …). `end_ids` are
+    the tokens that the tokenizer's own file calls the end of a text or a turn. `tool_template` is the chat template for
+    chats with tools, if there is a separate one."""
 
-    backend: tokenizers.Tokenizer
+    make_backend: Callable[[], tokenizers.Tokenizer]
     token_bytes: tuple[bytes, ...]
+    added_tokens: Mapping[int, tokenizers.AddedToken]
     special_ids: frozenset[int]
     roles: Mapping[str, str]
     end_ids: tuple[int, ...]
@@ -46,23 +48,32 @@ class Vocabulary:
 
 def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
     """The bytes of every id from 0 to the highest. Raises ModelError for a decoder that is not known."""
-    to_bytes = token_family(backend)
-    tokens: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(tokens.values(), default=-1) + 1)
-    for token, number in tokens.items():
+    tokens = backend.get_vocab(with_added_tokens=True)
+    return bytes_of(tokens, backend.get_added_tokens_decoder(), token_family(backend))
+
+
+def bytes_of(
+    ids: Mapping[str, int], added_tokens: Mapping[int, tokenizers.AddedToken], to_bytes: TokenBytes
+) -> tuple[bytes, ...]:
+    """The bytes of every id from 0 to the highest, of a vocabulary that writes them so into tokens."""
+    table = [b""] * (max(ids.values(), default=-1) + 1)
+    for token, number in ids.items():
         table[number] = to_bytes(token)
     if to_bytes is not byte_fallback_bytes:
         # Tokens that a file adds to a byte-level vocabulary are not written in that alphabet.
-        for number, added_token in backend.get_added_tokens_decoder().items():
+        for number, added_token in added_tokens.items():
             table[number] = added_token.content.encode()
     return tuple(table)
 
 
 def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    harmony = backend.token_to_id(MESSAGE_MARKERS[0]) is not None
-    markers = MARKERS.union(MESSAGE_MARKERS) if harmony else MARKERS
-    added_tokens = backend.get_added_tokens_decoder().items()
-    return frozenset(number for number, token in added_tokens if token.special and token.content not in markers)
+    is_harmony = backend.token_to_id(MESSAGE_MARKERS[0]) is not None
+    return special_of(backend.get_added_tokens_decoder(), is_harmony)
+
+
+def special_of(added_tokens: Mapping[int, tokenizers.AddedToken], is_harmony: bool) -> frozenset[int]:
+    markers = MARKERS.union(MESSAGE_MARKERS) if is_harmony else MARKERS
+    return frozenset(number for number, token in added_tokens.items() if token.special and token.content not in markers)
 
 
 def ids_of(backend: tokenizers.Tokenizer, tokens: Iterable[str | None]) -> tuple[int, ...]:

@@ -51,6 +51,7 @@ def read(folder: Path) -> TinyModel:
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)
     made = TinyModel(config, tokenizer, GrammarCompiler(tokenizer, config.vocab_size))
+    made.grammars.prepare()
     gc.collect()
     gc.freeze()
     return made

@@ -63,9 +63,9 @@ class GgufHeader:
         return float(value) if isinstance(value, int | float) else None
 
 
-def read_header(path: Path, whole: str | None = None) -> GgufHeader:
-    """Read the header, with every array whose key begins with `whole`. Raises ModelError for a file that is not GGUF,
-    of another version or byte order, or truncated."""
+def read_header(path: Path, whole: tuple[str, ...] = ()) -> GgufHeader:
+    """Read the header, with every array whose key begins with one of `whole`. Raises ModelError for a file that is not
+    GGUF, of another version or byte order, or truncated."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return Cursor(data, whole).header()
@@ -78,7 +78,7 @@ def read_header(path: Path, whole: str | None = None) -> GgufHeader:
 class Cursor:
     """A position in a mapped file. Reading past the end raises struct.error; malformed data raises ValueError."""
 
-    def __init__(self, data: mmap.mmap, whole: str | None = None) -> None:
+    def __init__(self, data: mmap.mmap, whole: tuple[str, ...] = ()) -> None:
         self.data, self.whole = data, whole
         self.at = 0
 
@@ -120,7 +120,7 @@ class Cursor:
         """Read one key and its value; None for an array that is skipped."""
         key, kind = self.string(), self.number(U32)
         if kind == ARRAY:
-            return key, self.array(self.whole is not None and key.startswith(self.whole))
+            return key, self.array(key.startswith(self.whole))
         return key, self.string() if kind == STRING else self.number(scalar(kind))
 
     def array(self, whole: bool) -> Array | None:

@@ -111,7 +111,7 @@ class Worker(Workload):
         super().__init__(
             sockets,
             link,
-            IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder, idle_return),
+            IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder, idle_return, machine.grammars),
             {
                 "kv_tokens": machine.pool.capacity * machine.layout.block_size,
                 "kv_cache_dtype": machine.layout.dtype,

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Use of a worker's cores and time while no request needs them."""
 
+import math
+
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.runtime.cache.block_recorder import BlockRecorder
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.worker.start.prefault import IdleReturn, Prefault
 
 # Seconds without work after which a worker starts idle work: the next request is not on its way yet.
@@ -17,7 +20,8 @@ RECORDING = 0.001
 class IdleWork:
     """The idle work of a worker, as far as it has any. Without requests it lends its cores. While they are not borrowed
     it records the blocks of a pool that outlives it, maps memory ahead, and after a while puts finished answers into
-    the prefix cache: this is free now, but would delay the request that needs it. Later it gives memory back.
+    the prefix cache, and prepares for grammars: this is free now, but would delay the request that needs it. Later it
+    gives memory back.
 
     Not thread-safe: the engine's thread owns it.
     """
@@ -29,10 +33,13 @@ class IdleWork:
         lent_cores: LentCores | None = None,
         recorder: BlockRecorder | None = None,
         idle_return: IdleReturn | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.engine, self.prefault, self.lent_cores, self.recorder = engine, prefault, lent_cores, recorder
-        self.idle_return = idle_return
+        self.idle_return, self.grammars = idle_return, grammars
         self.busy_at = 0.0
+        # Since when there may be requests: a start does not wait for what it would prepare.
+        self.ready_at = math.inf
 
     def begin(self) -> None:
         if self.lent_cores is not None:
@@ -67,6 +74,17 @@ class IdleWork:
         return self.engine is not None and self.engine.scheduler.has_spare_work
 
     @property
+    def unprepared(self) -> GrammarCompiler | None:
+        """Return the compiler of grammars if the first of them would wait for its tables."""
+        grammars = self.grammars if self.ready_at < math.inf else None
+        return None if grammars is None or grammars.is_prepared else grammars
+
+    @property
+    def spare_at(self) -> float:
+        """Return when it has been quiet for long enough."""
+        return max(self.busy_at, self.ready_at) + QUIET
+
+    @property
     def giving_back(self) -> float | None:
         """Return when there is memory to give back, if ever."""
         return None if self.idle_return is None else self.idle_return.due(self.busy_at)
@@ -81,6 +99,8 @@ class IdleWork:
             due = now
         elif self.has_spare_work:
             due = self.busy_at + QUIET
+        elif self.unprepared is not None:
+            due = self.spare_at
         elif (giving := self.giving_back) is not None:
             due = giving
         else:
@@ -100,5 +120,8 @@ class IdleWork:
             # turn lends it again.
             self.end()
             self.engine.keep_answers()
+        elif (grammars := self.unprepared) is not None and now >= self.spare_at:
+            # The only piece that is not small: a message that arrives in just this second waits for it.
+            grammars.prepare()
         elif self.idle_return is not None and (due := self.giving_back) is not None and now >= due:
             self.idle_return.advance(self.busy_at)

@@ -153,6 +153,7 @@ class WorkerLoop:
         while not self.link.is_registered(self.now) and not self.stopping:
             self.turn()
         self.report.ready(device=self.sockets.config.device, **self.workload.facts)
+        self.idle_work.ready_at = self.now
         while not self.stopping:
             self.turn()
         self.leave()

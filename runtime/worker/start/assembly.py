@@ -123,7 +123,7 @@ def put_together(
         # The steps above were slower than any later one, and no measure of the model.
         engine.scheduler.drafts.drafter = make_drafter(config, draft, loaded, num_blocks)
         runner.keeps_states = isinstance(draft.model, DraftLayer)
-    tokenizer = load_tokenizer(config.model_path, config.cache_path)
+    tokenizer = load_tokenizer(config.model_path, config.cache_path, encodes=False)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,

@@ -68,7 +68,7 @@ def text_of(compiler: GrammarCompiler, output: list[int]) -> str:
 @given(number=st.integers(0, len(SCHEMAS) - 1), seed=st.integers(0, 10**6), more=st.integers(0, 90))
 def test_an_answer_that_can_end_in_time_is_whole(compiler: GrammarCompiler, number: int, seed: int, more: int) -> None:
     grammar = grammar_of_schema(SCHEMAS[number])
-    least = len(compiler.closing.way(compiler.compile(grammar).beginning) or ())
+    least = len(compiler.tables.closing.way(compiler.compile(grammar).beginning) or ())
     output = drawn(compiler, grammar, least + more, seed)
     json.loads(text_of(compiler, output))
     guide = compiler.compile(grammar).guide(ENDS, least + more)
@@ -82,7 +82,7 @@ def test_an_answer_that_can_end_in_time_is_whole(compiler: GrammarCompiler, numb
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_without_a_shortage_nothing_is_narrowed(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
     grammar = compiler.compile(grammar_of_schema(schema))
-    way = compiler.closing.way(grammar.beginning)
+    way = compiler.tables.closing.way(grammar.beginning)
     assert way is not None
     (free,), ample = grammar.guide(ENDS).masks([]), len(way) + SLACK + WATCHED + 1
     assert grammar.guide(ENDS, ample).masks([]) == [free]
@@ -100,15 +100,15 @@ def test_without_a_shortage_nothing_is_narrowed(compiler: GrammarCompiler, schem
 def test_the_way_is_short(compiler: GrammarCompiler, begun: str, rest: str) -> None:
     matcher = compiler.compile(grammar_of_schema(bounded_object())).beginning.deep_copy()
     assert matcher.consume_tokens(compiler.tokenizer.encode(begun, False)) or not begun
-    way = compiler.closing.way(matcher)
+    way = compiler.tables.closing.way(matcher)
     assert way is not None and compiler.tokenizer.decode(way) == rest
 
 
 def test_a_character_that_was_begun_is_completed(compiler: GrammarCompiler) -> None:
     matcher = compiler.compile(grammar_of_schema(bounded_object())).beginning.deep_copy()
-    letters = [compiler.closing.letters[byte] for byte in b'{"a": "\xf0\x9f']
+    letters = [compiler.tables.closing.letters[byte] for byte in b'{"a": "\xf0\x9f']
     assert matcher.consume_tokens(letters)
-    way = compiler.closing.way(matcher)
+    way = compiler.tables.closing.way(matcher)
     assert way is not None and json.loads(compiler.tokenizer.decode([*letters, *way]))["a"]
 
 
@@ -136,4 +136,6 @@ def test_reasoning_is_not_closed_and_what_is_behind_it_is(compiler: GrammarCompi
 def test_a_pattern_to_which_no_short_way_is_known_is_left_alone(compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"mail": {"type": "string", "pattern": "^[a-z]+@[a-z]+$"}}}
     made = compiler.compile(grammar_of_schema(schema | {"required": ["mail"]}))
-    assert compiler.closing.way(made.beginning) is None and made.guide(ENDS, 9).masks([]) == made.guide(ENDS).masks([])
+    assert compiler.tables.closing.way(made.beginning) is None and made.guide(ENDS, 9).masks([]) == made.guide(
+        ENDS
+    ).masks([])

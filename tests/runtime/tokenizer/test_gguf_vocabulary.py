@@ -7,10 +7,12 @@ from typing import Any
 
 import gguf
 import pytest
+from sentencepiece_file import write_sentencepiece
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.tokenizer.byte_level_bpe import splitter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.tokenizer.vocabulary import bytes_of_all, ids_of, special_ids
 
 TEXT = "the theory and  a 2024 test<|im_end|>\n 你好"
 
@@ -50,6 +52,35 @@ def test_the_same_tokenizer_as_the_directory(write: Any, tiny: Tokenizer) -> Non
     assert (tokenizer.bos_token, tokenizer.eos_token) == (tiny.bos_token, tiny.eos_token)
     assert tokenizer.eos_ids == (2, 0)
     assert tokenizer.chat_template is None
+
+
+def check_without_backend(path: Path) -> None:
+    """Compare what is read without what encodes with what that says of itself."""
+    tokenizer = load_tokenizer(path, encodes=False)
+    read = (tokenizer.bytes_by_id, tokenizer.special_ids, {n: t.content for n, t in tokenizer.added_tokens.items()})
+    named = {token.content: tokenizer.token_id(token.content) for token in tokenizer.added_tokens.values()}
+    assert "backend" not in tokenizer.__dict__ and not {"", None} & {*named, *named.values()}
+    backend = tokenizer.backend
+    added_tokens = {number: token.content for number, token in backend.get_added_tokens_decoder().items()}
+    assert read == (bytes_of_all(backend), special_ids(backend), added_tokens)
+    assert named == {content: backend.token_to_id(content) for content in named}
+    names = [backend.id_to_token(number) for number in tokenizer.eos_ids]
+    assert tokenizer.eos_ids == ids_of(backend, names) == load_tokenizer(path).eos_ids
+    assert backend.to_str() == load_tokenizer(path).backend.to_str()
+
+
+MARKED = ["<|channel|>", "<|start|>", "<|message|>"]
+
+
+@pytest.mark.parametrize("first", [None, MARKED, ["<tool_call>", "né", "日本"], ["the", "Ġthe", ""]])
+def test_the_table_is_what_the_backend_has(write: Any, tiny_directory: Path, first: list[str] | None) -> None:
+    tokens = list(json.loads((tiny_directory / "tokenizer.json").read_text())["model"]["vocab"])
+    check_without_backend(write() if first is None else write(tokens=[*first, *tokens, *first]))
+
+
+def test_the_table_of_pieces_is_what_the_backend_has(tmp_path: Path) -> None:
+    for architecture in ("llama", "gemma3"):
+        check_without_backend(write_sentencepiece(tmp_path / "small.gguf", architecture))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from pontil.gpu_ops.kernels.lent_cores import IDLE, STRIDE, LentCores
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.worker.process.idle_work import BORROWED_PAUSE, QUIET, IdleWork
 from pontil.runtime.worker.start.prefault import Prefault
 
@@ -17,10 +18,11 @@ MOST = 0.5
 
 @dataclass
 class Chores:
-    """A stand-in for idle work: memory to be mapped, answers to be kept."""
+    """A stand-in for idle work: memory to be mapped, answers to be kept, tables to be made."""
 
     is_due: bool = False
     has_spare_work: bool = False
+    is_prepared: bool = True
     done: list[str] = field(default_factory=list)
 
     @property
@@ -33,6 +35,10 @@ class Chores:
     def keep_answers(self) -> None:
         self.done.append("kept")
 
+    def prepare(self) -> None:
+        self.done.append("prepared")
+        self.is_prepared = True
+
 
 @pytest.fixture
 def lent_cores(tmp_path: Path) -> LentCores:
@@ -40,7 +46,8 @@ def lent_cores(tmp_path: Path) -> LentCores:
 
 
 def idle_work_of(chores: Chores, lent_cores: LentCores | None) -> IdleWork:
-    return IdleWork(cast(Engine, cast(Any, chores)), cast(Prefault, cast(Any, chores)), lent_cores)
+    parts = cast(Any, chores)
+    return IdleWork(cast(Engine, parts), cast(Prefault, parts), lent_cores, grammars=cast(GrammarCompiler, parts))
 
 
 def borrow(lent_cores: LentCores) -> None:
@@ -88,3 +95,17 @@ def test_nothing_is_done_on_a_borrowed_core(lent_cores: LentCores) -> None:
     assert idle_work.patience(10.0, MOST) == BORROWED_PAUSE
     idle_work.spend(10.0)
     assert not chores.done
+
+
+@pytest.mark.parametrize("busy_at", [0.0, 9.0, 12.0])
+def test_grammars_are_prepared_for_once_it_is_quiet_behind_the_start(busy_at: float) -> None:
+    chores = Chores(is_prepared=False)
+    idle_work = idle_work_of(chores, None)
+    idle_work.spend(9.9)
+    assert not chores.done and idle_work.patience(9.9, MOST) == MOST
+    idle_work.ready_at, idle_work.busy_at = 10.0, busy_at
+    quiet = max(10.0, busy_at) + QUIET
+    idle_work.spend(quiet - 0.1)
+    assert not chores.done and idle_work.patience(quiet - 0.1, MOST) == pytest.approx(0.1)
+    idle_work.spend(quiet)
+    assert chores.done == ["prepared"] and idle_work.patience(quiet, MOST) == MOST
