@@ -14,7 +14,7 @@ from pontil.http.stream.reply_schema import ANY_OBJECT
 from pontil.runtime.errors import RequestError
 
 CONTENT_TYPE = "application/x-ndjson"
-# Seconds after which an empty line is sent, and it is seen whether the reader may still listen.
+# Seconds after which a line that says nothing of a request is sent, and it is seen whether the reader may still listen.
 BEAT = 1.0
 MOST_APART = 1_000_000
 ASKS = (
@@ -61,7 +61,7 @@ class RecordStream:
     async def send(self, request: Request, response: Any, session: RecordingSession) -> None:
         access, readiness = request.app.ctx.access, self.generation.proxy.readiness
         while access.still_admits(request) and not readiness.is_draining:
-            await response.send(session.take() or b"\n")
+            await response.send(session.take())
             if not session.lines:
                 await session.wakeup.wait(BEAT)
         await response.eof()

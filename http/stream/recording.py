@@ -15,7 +15,16 @@ from sanic import Request
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.requests.stream import Wakeup
-from pontil.runtime.receipts.record import MOST_BODY, MOST_LINE, PATHS, RecordedAnswer, RecordedRequest, first_line
+from pontil.runtime.receipts.record import (
+    LEFT_OUT,
+    MOST_BODY,
+    MOST_LINE,
+    PATHS,
+    RecordedAnswer,
+    RecordedRequest,
+    first_line,
+    line_of,
+)
 from pontil.runtime.receipts.signing import ReceiptSigner
 
 # Bytes of lines that wait for a session's reader.
@@ -29,7 +38,7 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class RecordingSession:
     """One operator who listens: one request of `one_in` is sampled, and of a `redacted` record the digests alone are
-    told. `lines` wait for the reader; those that had no room were `dropped`."""
+    told. `lines` wait for the reader; requests whose lines had no room, or that have none, are `left_out`."""
 
     one_in: int
     redacted: bool
@@ -37,7 +46,7 @@ class RecordingSession:
     lines: deque[bytes] = field(default_factory=deque)
     waiting: int = 0
     looked_at: int = 0
-    dropped: int = 0
+    left_out: int = 0
     wakeup: Wakeup = field(default_factory=Wakeup)
 
     def __post_init__(self) -> None:
@@ -50,14 +59,16 @@ class RecordingSession:
     def put(self, line: bytes | None) -> None:
         """Have the reader get a line; None for a request that has none."""
         if line is None or self.waiting + len(line) > MOST_WAITING:
-            self.dropped += 1
+            self.left_out += 1
             return
         self.waiting += len(line)
         self.lines.append(line)
         self.wakeup.wake()
 
     def take(self) -> bytes:
-        """Return what waits, in one piece."""
+        """Return what waits, in one piece; where nothing does, a line that shows that the server is there."""
+        if not self.lines:
+            return line_of({LEFT_OUT: self.left_out}) if self.left_out else b"\n"
         data = b"".join(self.lines)
         self.lines.clear()
         self.waiting = 0

@@ -47,7 +47,9 @@ def record(
     """
     limits = RecordLimits(requests, bounds["one_in"], bounds["size"], bounds["within"], redact)
     headers = bearer(key, ADMIN, read_environment().variables)
-    count = write_record(
+    made = write_record(
         full_url(address or url), headers, path, limits, lambda: click.echo("recording; Ctrl-C ends it", err=True)
     )
-    click.echo(f"{path} has {count} request{'' if count == 1 else 's'}{', redacted' if redact else ''}")
+    left_out = f"; {made.left_out} more were left out: they are too long, or came too fast" if made.left_out else ""
+    plural = "" if made.requests == 1 else "s"
+    click.echo(f"{path} has {made.requests} request{plural}{', redacted' if redact else ''}{left_out}")

@@ -2,6 +2,7 @@
 """A record of a running server's requests, written to a file as they are answered."""
 
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -16,6 +17,7 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 # Seconds of silence after which a server that shows every second that it is there is given up.
 SILENCE = 15.0
 MOST_LINE = 1 << 24
+LEFT_OUT_LINE = b'{"left_out":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,14 @@ class RecordLimits:
 
 
 class RecordFile:
-    """The file, which only its owner can read. It appears when it is complete, and replaces no other one."""
+    """The file, which only its owner can read. It appears when it is complete, and replaces no other one. So many
+    requests were `left_out`, as the server says."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         self.digest = hashlib.sha256()
-        self.requests = self.size = 0
+        self.requests = self.size = self.left_out = 0
 
     def open(self) -> IO[bytes]:
         """Raises OptionError."""
@@ -65,10 +68,14 @@ class RecordFile:
         os.link(self.draft, self.path)
 
 
-def write_record(url: str, key: Mapping[str, str], path: Path, limits: RecordLimits, begun: Callable[[], None]) -> int:
-    """Record until a limit is reached, the server ends, or Ctrl-C; return the number of requests. `begun` is called
-    when the server has begun to tell them. Raises LaunchError and OptionError, without leaving a file, and if there is
-    none to be recorded."""
+def write_record(
+    url: str, key: Mapping[str, str], path: Path, limits: RecordLimits, begun: Callable[[], None]
+) -> RecordFile:
+    """Record until a limit is reached, the server ends, or Ctrl-C; return the file. `begun` is called when the server
+    has begun to tell them. Raises LaunchError and OptionError, without leaving a file, and if there is none to be
+    recorded."""
+    from pontil.runtime.receipts.record import LEFT_OUT
+
     made = RecordFile(path)
     file = made.open()
     try:
@@ -78,6 +85,9 @@ def write_record(url: str, key: Mapping[str, str], path: Path, limits: RecordLim
                 made.write(file, next(lines, b""))
                 begun()
                 for line in lines:
+                    if line.startswith(LEFT_OUT_LINE):
+                        made.left_out = int(json.loads(line)[LEFT_OUT])
+                        continue
                     if made.size + len(line) > limits.size:
                         break
                     made.write(file, line)
@@ -91,16 +101,16 @@ def write_record(url: str, key: Mapping[str, str], path: Path, limits: RecordLim
         raise LaunchError(f"{path} cannot be written ({error.strerror}): it is not there.") from None
     finally:
         made.draft.unlink(missing_ok=True)
-    return made.requests
+    return made
 
 
 def lines_from(url: str, key: Mapping[str, str], limits: RecordLimits) -> Iterator[bytes]:
-    """Yield the lines that the server sends within the time. Raises LaunchError."""
+    """Yield the lines that the server sends within the time, or until it ends. Raises LaunchError if it sends none."""
     from http.client import HTTPException
 
     from pontil.launcher.commands.terminal.chat_session import connect, reason
 
-    deadline = time.monotonic() + limits.seconds
+    deadline, has_begun = time.monotonic() + limits.seconds, False
     connection = connect(url, SILENCE)
     try:
         path = f"/admin/record?one_in={limits.one_in}&redacted={int(limits.redacted)}"
@@ -109,10 +119,13 @@ def lines_from(url: str, key: Mapping[str, str], limits: RecordLimits) -> Iterat
         if response.status != 200:
             raise LaunchError(f"{reason(response.read(MOST_LINE), response.status)}.")
         # The server sends an empty line every second, so that a deadline is seen.
-        while time.monotonic() < deadline and (line := response.readline(MOST_LINE)):
+        while time.monotonic() < deadline and (line := response.readline(MOST_LINE)).endswith(b"\n"):
             if line.strip():
+                has_begun = True
                 yield line
     except (OSError, HTTPException) as error:
+        if has_begun:
+            return
         raise LaunchError(f"the server at {url} did not answer ({error}): is `launch` running?") from None
     finally:
         connection.close()

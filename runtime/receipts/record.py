@@ -22,6 +22,8 @@ VERSION = 1
 # In front of what is signed, so that no receipt is a request of a record.
 DOMAIN = b"pontil record 1\n"
 BEGIN, END = "pontil_record", "end"
+# Of lines that are sent and are none of a file: how many requests were left out so far.
+LEFT_OUT = "left_out"
 FIELDS = frozenset({"recording", "number", "at", "path", "key", "body", "answers", "public_key", "signature"})
 # Bytes of a body that is recorded, and of the line of one request.
 MOST_BODY = 1 << 20

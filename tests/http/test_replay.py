@@ -19,7 +19,7 @@ from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
 from pontil.launcher.cli import cli
 from pontil.launcher.foundation.errors import LaunchError
-from pontil.launcher.receipts.record_writer import RecordLimits, write_record
+from pontil.launcher.receipts.record_writer import RecordFile, RecordLimits, write_record
 from pontil.launcher.receipts.replay import load_record
 from pontil.runtime.receipts.signing import ReceiptSigner
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -45,7 +45,7 @@ class RecordInProgress:
 
     def __init__(self, one: ScriptedSite, path: Path, limits: RecordLimits = WHOLE) -> None:
         self.path, self.begun, self.failure = path, threading.Event(), ""
-        self.work: Callable[[], int] = lambda: write_record(
+        self.work: Callable[[], RecordFile] = lambda: write_record(
             f"http://127.0.0.1:{one.port}", {}, path, limits, self.begun.set
         )
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -153,6 +153,26 @@ def test_another_template_and_another_tokenizer_differ_first_in_the_prompt(
         by_path = {found["path"]: found for found in json.loads(made.output)["differences"]}
         assert by_path["/v1/messages"]["position"] == 0 and by_path["/v1/completions"]["position"] is None
         assert "chat template is another one" in by_path["/v1/messages"]["text"]
+
+
+def test_a_replay_is_told_the_time_at_which_it_was_recorded(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Templates tell models the date, and no release answers for that of another day."""
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    template = "{{ strftime_now('%Y') }}: {{ messages[0].content }}"
+    write_json(tmp_path / "tokenizer_config.json", tokenizer_config() | {"chat_template": template})
+    with site(tmp_path, load_tokenizer(tmp_path), receipt_key=KEY) as one:
+        one.worker(**HELLO)
+        body = {"model": MODEL, "messages": CHAT}
+        again = json.dumps({"seeds": [7], "at": 86400 * 400, "worker": None})
+        headers = {"pontil-receipt": "1", "pontil-replay": again}
+        assert one.ask("POST", "/v1/chat/completions", body, headers).status == 403, "any page can send plain text"
+        headers["content-type"] = "application/json"
+        answer = one.ask("POST", "/v1/chat/completions", body, headers)
+        assert answer.status == 200, answer.body
+        receipt = answer.json["receipt"]
+        assert tokenizer.decode(receipt["prompt"]) == "1971: hi" and receipt["statement"]["parameters"]["seed"] == "7"
+        receipt = one.ask("POST", "/v1/chat/completions", body, {"pontil-receipt": "1"}).json["receipt"]
+        assert tokenizer.decode(receipt["prompt"]) != "1971: hi"
 
 
 def test_a_release_that_refuses_differs(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
