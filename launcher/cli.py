@@ -41,6 +41,8 @@ MODULES: dict[str, str | None] = {
     "keys": "commands.keys",
     "weights": "commands.weights",
     "verify": "receipts.command",
+    "record": "receipts.record_command",
+    "replay": "receipts.replay_command",
     "units": "commands.units",
 }
 

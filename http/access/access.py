@@ -160,9 +160,16 @@ class Access:
             return False
         return True
 
+    def check_operator(self, request: Request) -> None:
+        """Raise AccessDenied for a request that could not ask the routes of the operator."""
+        self.judge_at(RouteAccess.ADMIN, request)
+
     def judge(self, request: Request) -> Caller:
         """Return the caller. Raises AccessDenied."""
-        door = RouteAccess.KEY if request.route is None else self.doors[request.route.path]
+        return self.judge_at(RouteAccess.KEY if request.route is None else self.doors[request.route.path], request)
+
+    def judge_at(self, door: RouteAccess, request: Request) -> Caller:
+        """Return the caller, as a route of this level has it. Raises AccessDenied."""
         if door is RouteAccess.PAGE and not is_here(request) and self.keyring.admin is None:
             raise shut(self.keyring)
         if door in (RouteAccess.OPEN, RouteAccess.PAGE):

@@ -32,6 +32,7 @@ from pontil.http.prefixes.route import PrefixRoutes
 from pontil.http.routes import request_times as traced
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.page import RoutedRoom
+from pontil.http.routes.record_stream import RecordStream
 from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.status import METRICS_TYPE, ModelList, StatusRoutes
 from pontil.http.stream import reply_schema as reply
@@ -103,6 +104,7 @@ def endpoints(
         Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
                  door=RouteAccess.ADMIN),
         *timeline_endpoints(RequestTimes(proxy)),
+        RecordStream(routes).endpoint,
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
                  door=RouteAccess.ADMIN),
         *page.endpoints(bodies),

@@ -8,13 +8,15 @@ from typing import Any
 
 from sanic import Request
 
+from pontil.http.stream.recording import RequestSample, sample_of
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request as ProxyRequest
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended
+from pontil.runtime.receipts.chain import MARK_BYTES, START, TOP_LOGITS, extended
+from pontil.runtime.receipts.record import RecordedAnswer
 from pontil.runtime.receipts.signing import ReceiptSigner
 from pontil.runtime.receipts.statement import VERSION, ids_digest, stated_parameters
 from pontil.runtime.wire.compatibility import promises_bits
@@ -24,6 +26,8 @@ HEADER = "pontil-receipt"
 # The name of the wish in the record of a stream that can be continued.
 RECORDED = "receipt"
 WHOLE, DIGEST = "1", "digest"
+# The field with the marks of each choice's logits, which a replay has beside receipts.
+MARKS = "receipt_marks"
 MOVED = "the workers that made this answer have left, so that nothing can be said of them"
 
 
@@ -49,21 +53,33 @@ def wanted(request: Request) -> str | None:
 @dataclass(slots=True)
 class ReceiptNote:
     """The receipts of one `reply`, named by its id, and by the name of the `model`: of each choice one, once `sign` has
-    made them, in `told`, the field that the reply has."""
+    made them, in `told`, the fields that the reply has: in the `form` that its client asked for, if it did. They may be
+    wanted for a record too, of which this is a `sample`."""
 
     signer: ReceiptSigner
     proxy: Proxy
     snapshot: RegistrySnapshot
     reply: str
     model: str
-    shows_prompt: bool
+    form: str | None
+    sample: RequestSample | None
     told: dict[str, Any] = field(default_factory=dict)
 
     async def sign(self, stream: Stream) -> None:
         """Make the receipts of a complete answer. Long prompts are digested beside the event loop."""
         workers = [self.workers_of(request) for request in stream.requests]
-        made = await asyncio.to_thread(self.made, stream.requests, workers)
-        self.told = {"receipt": made[0] if len(made) == 1 else made}
+        answers, line = await asyncio.to_thread(self.made, stream.requests, workers)
+        if self.form is not None:
+            shown = [{"refused": MOVED} if answer is None else self.shown(answer) for answer in answers]
+            self.told = {"receipt": shown[0] if len(shown) == 1 else shown}
+        if any(request.ticket.replay is not None for request in stream.requests):
+            self.told[MARKS] = ["" if answer is None else answer.marks.hex() for answer in answers]
+        if self.sample is not None:
+            self.sample.session.put(line)
+
+    def shown(self, answer: RecordedAnswer) -> dict[str, Any]:
+        receipt = answer.receipt
+        return (receipt if self.form == WHOLE else replace(receipt, prompt=None)).to_json()
 
     def workers_of(self, request: ProxyRequest) -> Hello | None:
         """Return what the workers are that computed it: those of its release, which may have changed before it
@@ -73,17 +89,22 @@ class ReceiptNote:
         serving = self.proxy.registry.generating.serving(request.release)
         return serving[0].hello if serving else None
 
-    def made(self, requests: Sequence[ProxyRequest], workers: Sequence[Hello | None]) -> list[dict[str, Any]]:
-        receipts = []
+    def made(
+        self, requests: Sequence[ProxyRequest], workers: Sequence[Hello | None]
+    ) -> tuple[list[RecordedAnswer | None], bytes | None]:
+        """Return each choice, None for one of which nothing can be said, and the line of the record, if there is
+        one."""
+        answers: list[RecordedAnswer | None] = []
         for request, hello in zip(requests, workers, strict=True):
             common = None if hello is None else self.statement(request, hello)
-            receipts += [
-                {"refused": MOVED} if common is None else self.receipt(request, common, number)
-                for number in range(request.params.n)
+            answers += [
+                None if common is None else self.answer(request, common, number) for number in range(request.params.n)
             ]
-        return receipts
+        whole = [answer for answer in answers if answer is not None]
+        may_record = self.sample is not None and len(whole) == len(answers)
+        return answers, self.sample.line(whole, self.signer) if self.sample is not None and may_record else None
 
-    def receipt(self, request: ProxyRequest, common: dict[str, Any], number: int) -> dict[str, Any]:
+    def answer(self, request: ProxyRequest, common: dict[str, Any], number: int) -> RecordedAnswer:
         answer = request.answers[number]
         # Where no bits are equal everywhere, no logits were stated.
         chain = answer.chain if request.params.top_logits else extended(START, answer.ids, b"")
@@ -94,8 +115,8 @@ class ReceiptNote:
             "tokens_sha256": ids_digest(answer.ids),
             "chain": chain.hex(),
         }
-        prompt = request.prompt if self.shows_prompt else None
-        return self.signer.receipt(statement, answer.ids, prompt).to_json()
+        marks = bytes(answer.marks) if len(answer.marks) == MARK_BYTES * len(answer.ids) else b""
+        return RecordedAnswer(self.signer.receipt(statement, answer.ids, request.prompt), marks)
 
     def statement(self, request: ProxyRequest, hello: Hello) -> dict[str, Any]:
         """Return the part of the statement that all choices of a request have."""
@@ -136,8 +157,8 @@ class ReceiptDesk:
     ) -> ReceiptNote | None:
         """Return the note of a reply that is to have receipts, and have its works computed with what they state. None
         if none are asked for. Raises RequestError for a request that cannot have them."""
-        form = wanted(request)
-        if form is None:
+        form, sample = wanted(request), sample_of(request)
+        if form is None and (sample is None or not self.may_record(request, works, snapshot)):
             return None
         if self.signer is None:
             raise RequestError(
@@ -150,4 +171,12 @@ class ReceiptDesk:
         kernels = None if snapshot.any_hello is None else snapshot.any_hello.kernels
         for work in works:
             work.params = replace(work.params, top_logits=TOP_LOGITS if promises_bits(kernels) else 0)
-        return ReceiptNote(self.signer, self.proxy, snapshot, reply, model, form == WHOLE)
+        return ReceiptNote(self.signer, self.proxy, snapshot, reply, model, form, sample)
+
+    def may_record(self, request: Request, works: Sequence[Generation], snapshot: RegistrySnapshot) -> bool:
+        """Return whether a request can have a receipt that its client has not asked for, and does not fail for it:
+        workers of an earlier version may state no logits."""
+        hello, config = snapshot.any_hello, self.proxy.config
+        is_plain = config.graph is None and all(work.remote_kv is None for work in works)
+        is_alike = hello is not None and (hello.version or config.version) == config.version
+        return self.signer is not None and is_plain and is_alike

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.foundation.server_url import SERVER, full_url, is_address
+from pontil.launcher.keys.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 

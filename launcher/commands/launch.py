@@ -145,7 +145,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
             show_plan(planned(options, replace(machine, held=held_devices)))
         return 0
     alone = planned(options, machine)
-    check_disk_tier(alone)
+    check_alone(options, alone)
     signing_key = receipt_seed(options.receipt_key, launch_environment.cache_directory, is_needed=alone.has_proxy)
     final_options = choose_ports(options)
 
@@ -202,8 +202,11 @@ def take_devices(
     ]
 
 
-def check_disk_tier(topology: Topology) -> None:
-    """Raise OptionError unless the disk has room for what all workers here keep on it."""
+def check_alone(options: LaunchOptions, topology: Topology) -> None:
+    """Raise OptionError unless the disk has room for what all workers here keep on it, and for held workers without
+    which nobody would serve."""
+    if options.hold and topology.has_proxy:
+        raise OptionError("--hold is for workers that join a proxy which serves: name it with --join.")
     configs = [child.config for child in topology.children if child.config.get("kv_tier_disk")]
     if configs:
         check_folder(
@@ -269,6 +272,7 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
         options.self_test,
         shutil.which(TOOL) if gpus else None,
         chaos=chaos_terms(options, limits, policy) if options.allow_chaos else None,
+        holds=options.hold,
         address=(options.host, options.port) if any(child.is_proxy for child in topology.children) else None,
     )
 

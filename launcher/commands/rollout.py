@@ -3,15 +3,19 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
-from pontil.launcher.control.control_client import ask
+from pontil.launcher.control.control_client import RunningLaunch, ask, no_verdict
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.keys.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES
+from pontil.launcher.receipts.gate import RolloutGate, open_gate
 
 DRAIN = click.option(
     "--drain-timeout",
@@ -22,17 +26,70 @@ DRAIN = click.option(
 FORCE = click.option("--force", is_flag=True, help="Also where nobody else would serve meanwhile.")
 
 
+GATE_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """The record with which workers are tried before they serve, if there is one: where, with which key, for so long
+    each."""
+
+    file: Path | None = None
+    seconds: float = GATE_TIMEOUT
+    url: str | None = None
+    key: Path | None = None
+
+    def open(self, launch: RunningLaunch) -> RolloutGate | None:
+        """Raises OptionError."""
+        if self.file is None:
+            return None
+        key = bearer(self.key, ADMIN, read_environment().variables)
+        return open_gate(self.file, self.url or launch.facts.get("url"), key, self.seconds)
+
+
+def gates(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of a gate to a command that changes a launch."""
+
+    @click.option(
+        "--gate",
+        "file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Replay this record at each worker before it serves; one that answers otherwise ends the change.",
+    )
+    @click.option(
+        "--gate-timeout",
+        "seconds",
+        type=click.FloatRange(1, 3600),
+        default=GATE_TIMEOUT,
+        show_default=True,
+        metavar="SECONDS",
+        help="The longest that it may take, for each worker.",
+    )
+    @click.option("--url", help="Address of the server that the workers belong to [default: the launch's].")
+    @key_flag(ADMIN)
+    @functools.wraps(command)
+    def gated(file: Path | None, seconds: float, url: str | None, key: Path | None, **given: Any) -> int:
+        return command(gate=GateOptions(file, seconds, url, key), **given)
+
+    return gated
+
+
 def changes_a_launch(command: Callable[..., dict[str, Any]]) -> Callable[..., int]:
     """Wrap a command that returns a request: add the options that choose a launch, and send the request to its
     supervisor."""
 
     @chooses_a_launch
     @functools.wraps(command)
-    def asked(choice: LaunchChoice, **given: Any) -> int:
+    def asked(choice: LaunchChoice, gate: GateOptions | None = None, **given: Any) -> int:
         request = command(**given)
         launch = choice.find(read_environment().run_base)
+        opened = None if gate is None else gate.open(launch)
+        if opened is not None:
+            request["gate"] = opened.seconds
         try:
-            reply = ask(launch.directory, request, click.echo)
+            judge = no_verdict if opened is None else opened.judge
+            reply = ask(launch.directory, request, click.echo, judge=judge)
         except KeyboardInterrupt:
             click.echo("The launch goes on with it; its log tells how it ends.", err=True)
             raise
@@ -61,9 +118,10 @@ def drain(names: tuple[str, ...], drain_timeout: float | None, force: bool) -> d
 
 @click.command(short_help="Bring a drained worker back.")
 @click.argument("names", nargs=-1, required=True, metavar="WORKER...")
+@gates
 @changes_a_launch
 def undrain(names: tuple[str, ...]) -> dict[str, Any]:
-    """Give a drained WORKER work again."""
+    """Give a drained WORKER work again, with --gate only if it answers recorded requests as before."""
     return {"command": "undrain", "names": list(names)}
 
 
@@ -73,6 +131,7 @@ def undrain(names: tuple[str, ...]) -> dict[str, Any]:
 @click.option("--proxies", is_flag=True, help="The proxies; streams that can be continued go on at another one.")
 @DRAIN
 @FORCE
+@gates
 @changes_a_launch
 def restart(
     names: tuple[str, ...], everyone: bool, proxies: bool, drain_timeout: float | None, force: bool
@@ -107,6 +166,7 @@ def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @DRAIN
 @FORCE
+@gates
 @changes_a_launch
 def scale(stages: tuple[str, ...], drain_timeout: float | None, force: bool, **counts: int | None) -> dict[str, Any]:
     """Start or end workers until each given role has its number. New workers are like those that run and get free cores

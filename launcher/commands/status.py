@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 import click
 
-from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.terminal.status_table import (
     class_table,
     coloured,
@@ -25,6 +24,7 @@ from pontil.launcher.commands.terminal.status_table import (
 )
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.foundation.server_url import SERVER, full_url
+from pontil.launcher.keys.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 # The server renews its own figures once a second.

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.foundation.columns import aligned
+from pontil.launcher.keys.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 AUDIT_ATTEMPTS, AUDIT_PAUSE = 5, 0.3

@@ -71,10 +71,19 @@ def greet(folder: Path) -> RunningLaunch | None:
     return RunningLaunch(folder, reply.facts)
 
 
+def no_verdict(workers: list[str]) -> str:
+    return "its command knows no trial"
+
+
 def ask(
-    folder: Path, request: dict[str, Any], show: Callable[[str], None], silence: float = SILENCE_TIMEOUT
+    folder: Path,
+    request: dict[str, Any],
+    show: Callable[[str], None],
+    silence: float = SILENCE_TIMEOUT,
+    judge: Callable[[list[str]], str] = no_verdict,
 ) -> ControlReply:
-    """Send a request to the supervisor, show its messages, and wait for its final reply. Raises LaunchError."""
+    """Send a request to the supervisor, show its messages, and wait for its final reply. Where it asks for a verdict on
+    workers, `judge` has it: empty if it is good, else a reason. Raises LaunchError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_TIMEOUT)
         try:
@@ -85,7 +94,11 @@ def ask(
                 for message in messages(lines):
                     if "end" in message:
                         return ControlReply(message["end"], message["code"], message["facts"])
-                    show(message["say"])
+                    if "try" in message:
+                        verdict = judge([str(name) for name in message["try"]])
+                        connection.sendall(json.dumps({"verdict": verdict}).encode() + b"\n")
+                    else:
+                        show(message["say"])
         except TimeoutError:
             raise LaunchError(f"The launcher of {folder} does not answer: it hangs, or was stopped.") from None
         except (OSError, ValueError, KeyError) as error:

@@ -2,7 +2,8 @@
 """The control socket: commands reach the supervisor of a running launch as JSON lines over a unix socket.
 
 A connection is one request, a line, and its reply: lines with `say`, for people, then one with `end` and an exit code.
-Empty lines only show that the supervisor is alive. Served by the supervisor's own selector; no call blocks on a client.
+A line with `try` asks for a verdict on workers, which the client sends as a line. Empty lines only show that the
+supervisor is alive. Served by the supervisor's own selector; no call blocks on a client.
 """
 
 import json
@@ -10,7 +11,7 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ MAX_REQUEST_BYTES = 1 << 16
 # Bytes that a client may leave unread before it is disconnected.
 MAX_UNREAD_BYTES = 1 << 20
 MAX_CLIENTS = 32
+MAX_VERDICT = 600
 CHUNK_BYTES = 1 << 16
 CREDENTIALS = struct.Struct("3i")
 
 
 class ControlConnection:
-    """One connection. `request` is set once its line was received; writing to a client that has left is no error."""
+    """One connection. `request` is set once its line was received, and `verdict` once the client answered what was
+    asked of it; writing to a client that has left is no error."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -36,7 +39,8 @@ class ControlConnection:
         self.received = b""
         self.outbox = b""
         self.request: dict[str, Any] | None = None
-        self.heard = self.ended = self.gone = False
+        self.heard = self.ended = self.gone = self.asks = False
+        self.verdict: str | None = None
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -53,12 +57,18 @@ class ControlConnection:
     def beat(self) -> None:
         self.outbox += b"\n"
 
+    def ask(self, workers: Sequence[str]) -> None:
+        """Ask for the verdict on workers; one who has left has none."""
+        self.verdict, self.asks, self.received = "its command has left" if self.gone else None, True, b""
+        self.send({"try": list(workers)})
+
     def send(self, message: dict[str, Any]) -> None:
         if not self.ended:
             self.outbox += json.dumps(message).encode() + b"\n"
 
     def read(self) -> None:
-        """Receive up to the end of the request line; anything after it is ignored."""
+        """Receive up to the end of the request line, and of a verdict that was asked for; anything else is
+        ignored."""
         try:
             chunk = self.connection.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -67,6 +77,7 @@ class ControlConnection:
             chunk = b""
         self.gone = self.gone or not chunk
         if self.heard:
+            self.hear_verdict(chunk)
             return
         self.received += chunk
         line, ending, _ = self.received.partition(b"\n")
@@ -75,6 +86,16 @@ class ControlConnection:
             self.request = json_object(line) if ending else None
             if self.request is None:
                 self.end("The launcher does not understand that: use the same version of pontil for both.", 2)
+
+    def hear_verdict(self, chunk: bytes) -> None:
+        if not self.asks or self.verdict is not None:
+            return
+        self.received += chunk
+        line, ending, _ = self.received.partition(b"\n")
+        if ending or self.gone or len(line) > MAX_REQUEST_BYTES:
+            answer = json_object(line) if ending else None
+            verdict = None if answer is None else answer.get("verdict")
+            self.verdict = shown(verdict) if isinstance(verdict, str) else "its command has left without a verdict"
 
     def flush(self) -> None:
         try:
@@ -172,6 +193,11 @@ class ControlSocket:
             self.listener = None
             with suppress(OSError):
                 self.path.unlink()
+
+
+def shown(text: str) -> str:
+    """Return a client's words as one line that a terminal shows."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MAX_VERDICT]).strip()
 
 
 def user_of(connection: socket.socket) -> int:

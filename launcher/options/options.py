@@ -165,6 +165,7 @@ class PlacementOptions:
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
     share_devices: bool = option(PROCESSES, False, "Allow two workers on one core or GPU.", switch)
+    hold: bool = option(PROCESSES, False, "Workers that join a proxy get no requests before `pontil undrain`.", switch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes that operators ask for on a proxy's page: checked here again, and answered over the proxy's command pipe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pontil.launcher.child.process import ChildProcess
@@ -39,6 +39,13 @@ class PageClient:
 
     def beat(self) -> None:
         self.send({})
+
+    def ask(self, workers: Sequence[str]) -> None:
+        """Ask nothing: a page has no record, and asks for no gate."""
+
+    @property
+    def verdict(self) -> str | None:
+        return "a page has no record"
 
     def send(self, fields: Mapping[str, Any]) -> None:
         if not self.ended and self.process.ended is None and len(self.process.outbox) < MOST_UNREAD:

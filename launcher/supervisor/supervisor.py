@@ -53,7 +53,7 @@ class Orders:
     """A supervisor's orders. `starter` starts children; `gpu_tool` queries GPU memory, if there are GPUs. More workers
     can be added on `machine`; `shares_devices` says whether several may use one device; `chaos` has the terms under
     which workers may be disturbed, if they may. Proxies take connections at the `address`. Workers may share `weights`
-    in memory."""
+    in memory. It `holds` its workers if they are to be drained from their start."""
 
     topology: Topology
     starter: ProcessStarter
@@ -68,6 +68,7 @@ class Orders:
     chaos: ChaosTerms | None = None
     address: tuple[str, int] | None = None
     weights: SharedWeights = field(default_factory=SharedWeights)
+    holds: bool = False
 
 
 class Supervisor:
@@ -182,6 +183,8 @@ class Supervisor:
     def start(self, plans: Sequence[ChildPlan]) -> None:
         """Start these children, those that compute when they can be forked."""
         self.children += [self.child(plan) for plan in plans]
+        for child in [child for child in self.children if self.orders.holds and not child.plan.is_follower]:
+            child.assign(child.plan.role, 0.0)
         for child in sorted(self.children, key=lambda child: child.plan.computes):
             while child.plan.computes and self.orders.starter.is_warming and self.serving:
                 self.run_once()

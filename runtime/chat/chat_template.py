@@ -217,4 +217,8 @@ def refuse(message: str) -> None:
 
 
 def strftime_now(form: str) -> str:
-    return datetime.fromtimestamp(time.time()).strftime(form)
+    return strftime_at(time.time(), form)
+
+
+def strftime_at(at: float, form: str) -> str:
+    return datetime.fromtimestamp(at).strftime(form)

@@ -257,6 +257,9 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         group = works[0].group
         snapshot = snapshot or self.registry.of(group).snapshot()
+        if ticket.replay is not None and ticket.replay.worker is not None:
+            (worker,) = snapshot.workers
+            return self.in_flight.stream([self.try_at(Route.alone(worker), ticket, work) for work in works])
         admission = self.admissions.by_group[group]
         admission.check(ticket, works, snapshot.workers)
         requests = []
@@ -297,10 +300,13 @@ class Proxy:
         if not isinstance(route, Route):
             return self.runs.try_out(prompt, params, cache_salt)
         ticket = Ticket("self-test", cache_salt=cache_salt)
-        request = self.in_flight.open(ticket, Generation(prompt, params), trial=True)
+        return self.in_flight.stream([self.try_at(route, ticket, Generation(prompt, params))])
+
+    def try_at(self, route: Route, ticket: Ticket, work: Work) -> Request:
+        request = self.in_flight.open(ticket, work, trial=True)
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
-        return self.in_flight.stream([request])
+        return request
 
     @property
     def ready(self) -> bool:

@@ -11,6 +11,7 @@ whoever adds the tokens up keeps it, and nothing of it travels between workers.
 """
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 
 # Where equal bits are promised, float32 logits are equal to the last one. So many of a row are enough to tell another
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 TOP_LOGITS = 8
 # Id and logit.
 ENTRY_BYTES = 8
+# Bytes of a token's mark.
+MARK_BYTES = 4
 START = hashlib.sha256(b"pontil receipt 1").digest()
 
 
@@ -33,3 +36,11 @@ def extended(chain: bytes, tokens: Sequence[int], top_logits: bytes) -> bytes:
         stated = top_logits[place * each : (place + 1) * each]
         chain = hashlib.sha256(chain + token.to_bytes(4, "little") + stated).digest()
     return chain
+
+
+def marks(top_logits: bytes, tokens: int) -> bytes:
+    """Return a mark of each token's highest logits, whatever token was drawn from them: their CRC-32, of four bytes,
+    little-endian. Two lists of marks tell where logits first differ, which the chain does not."""
+    each = len(top_logits) // max(1, tokens)
+    stated = [top_logits[place * each : (place + 1) * each] for place in range(tokens)]
+    return b"".join([zlib.crc32(logits).to_bytes(MARK_BYTES, "little") for logits in stated])

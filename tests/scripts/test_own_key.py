@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pontil.launcher.commands.api_key import CLIENT, bearer
+from pontil.launcher.keys.api_key import CLIENT, bearer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "own_key.py"
 

@@ -2,7 +2,7 @@
 """Operators' changes: asked of the supervisor's rollouts as its control socket does, and taken back."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from served_proxy import ProxyProcess
@@ -45,6 +45,11 @@ class ChangeClient:
 
     def beat(self) -> None:
         return
+
+    def ask(self, workers: Sequence[str]) -> None:
+        raise AssertionError("no change here is gated")
+
+    verdict: str | None = None
 
     def end(self, text: str, code: int = 0, **facts: Any) -> None:
         self.world.note("changed", self, text, code)

@@ -45,7 +45,7 @@ class ChatPrompt:
     """Input of the template, as JSON values. A message may lack `content` where it has `tool_calls`, whose arguments
     are objects. `options` are those of TEMPLATE_OPTIONS that were given; a template that does not read one of them, or
     one of the `variables`, makes it `ignored`. `places` are the paths of options that have another name in the
-    request."""
+    request. The time that the template may tell is `at` this second, else that of now."""
 
     messages: tuple[Message, ...]
     tools: ToolFields
@@ -56,6 +56,7 @@ class ChatPrompt:
     options: Mapping[str, str] = field(default_factory=dict)
     ignored: IgnoredFields = field(default_factory=IgnoredFields, compare=False)
     places: Mapping[str, str] = field(default_factory=dict, compare=False)
+    at: int | None = None
 
     @property
     def about_tools(self) -> bool:

@@ -11,7 +11,7 @@ from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.openai.chat.changing_lines import KnownLine, settled
 from pontil.http.openai.chat.prompt import ChatPrompt, Message
 from pontil.http.openai.chat.tool_prompt import teacher_for
-from pontil.runtime.chat.chat_template import ChatTemplate, PromptTooLong
+from pontil.runtime.chat.chat_template import ChatTemplate, PromptTooLong, strftime_at
 from pontil.runtime.chat.dialect import Dialect
 from pontil.runtime.chat.reasoning_parser import THINK, THOUGHT
 from pontil.runtime.errors import RequestError
@@ -183,13 +183,14 @@ class PromptReader:
         check_roles(prompt, template)
         if prompt.about_tools and not template.knows_tools:
             prompt = self.teacher.taught(prompt)
+        clock = {} if prompt.at is None else {"strftime_now": partial(strftime_at, prompt.at)}
         text = template.render(
             [known_role(message, template) for message in prompt.messages],
             add_generation_prompt=prompt.add_generation_prompt,
             tools=prompt.tools.shown or None,
             documents=prompt.documents or None,
             continue_final_message=prompt.continue_final_message,
-            variables={**prompt.options, **prompt.variables},
+            variables={**prompt.options, **prompt.variables} | clock,
             most=most,
         )
         return text, parts

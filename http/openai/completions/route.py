@@ -27,6 +27,8 @@ from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionReq
 from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.stream.receipts import ReceiptDesk, check_no_receipt
+from pontil.http.stream.recording import SampleDesk
+from pontil.http.stream.replay import replayed
 from pontil.http.stream.reply import (
     SERVER_SENT_EVENTS,
     KeepAnswer,
@@ -83,7 +85,10 @@ class Preparation:
         return generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
 
     def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
-        return self.proxy.registry.generating.snapshot(ticket.release)
+        workers, replay = self.proxy.registry.generating, ticket.replay
+        if replay is None or replay.worker is None:
+            return workers.snapshot(ticket.release)
+        return workers.snapshot_of(replay.worker)
 
     async def completion(
         self, ticket: Ticket, completion_request: CompletionRequest, most_tokens: int | None = DEFAULT_TOKENS
@@ -122,6 +127,8 @@ class Preparation:
         its prompt by this name. Of one that asks for no number of tokens the answer has at most `most_tokens`."""
         snapshot = self.snapshot(ticket)
         chat_request = replace(chat_request, sampling=await self.usable(chat_request.sampling))
+        if ticket.replay is not None:
+            chat_request = replace(chat_request, prompt=replace(chat_request.prompt, at=ticket.replay.at))
         return await self.fitted(ticket, chat_request, snapshot, prompt_name, remote, most_tokens)
 
     async def fitted(
@@ -208,6 +215,17 @@ class Preparation:
         return await self.prompts.executor.run(make, 0) if tools.tools else make()
 
 
+def as_recorded(ready: ReadyRequest, name: str) -> ReadyRequest:
+    """Return a request, which an operator may send again, as it was recorded. Nothing that was computed before is
+    found for it: all of it is computed again."""
+    ticket = ready.ticket
+    if ticket.replay is None:
+        return ready
+    for work, seed in zip(ready.works, ticket.replay.seeds, strict=False):
+        work.params = replace(work.params, seed=seed)
+    return replace(ready, ticket=replace(ticket, cache_salt=name))
+
+
 class GenerationRoutes:
     """Handlers over one proxy: each reads a request, prepares its work, submits that and sends the reply. Their
     exceptions become error objects in one place."""
@@ -217,13 +235,15 @@ class GenerationRoutes:
         self.proxy, self.model, self.prompts = preparation.proxy, preparation.model, preparation.prompts
         self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable, self.receipts = ResumableRoutes(self.proxy), ReceiptDesk(self.proxy)
+        self.recorder = SampleDesk()
 
     async def read(
         self, request: Request, parser: Callable[..., T], check: Callable[[Request], None] = check_type
     ) -> T:
         """Read this request's body, whose content type passes this check, by its parser."""
+        request.ctx.ticket = replayed(request)
         understand = partial(parser, vocab_size=self.model.vocab_size, ignored=self.bodies.ignored(request))
-        return await self.bodies.read(request, understand, check)
+        return await self.bodies.read(request, self.recorder.over(request, understand), check)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         return await self.answer_completion(request, await self.read(request, read_completion))
@@ -272,6 +292,7 @@ class GenerationRoutes:
         """Submit all of the works, or none, and send the reply in this form. A stream may be one that can be
         continued."""
         understood(request)
+        ready = as_recorded(ready, request.ctx.request_id)
         shape.schema_watch = self.schema_watch(ready.sampling)
         shape.receipts = self.receipts.open(request, ready.works, ready.snapshot, shape.heading.id, self.model.name)
         await self.preparation.look_up(ready)

@@ -3,7 +3,7 @@
 refusal."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
@@ -15,6 +15,8 @@ from pontil.launcher.supervisor.rollouts.rollout import Rollout, RolloutGoal, Ro
 from pontil.launcher.supervisor.rollouts.scale_up import another, kind_named
 
 ALL = "all"
+# Aims of workers that serve afterwards.
+COMING = (RolloutGoal.WORKING, RolloutGoal.RENEWED, RolloutGoal.THERE)
 # Workers that keep their role, and why.
 SINGLE_MINDED = {
     EMBED: "embeds texts by a model of its own",
@@ -61,7 +63,11 @@ def planned(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> Rollout:
     limit = request.get("drain_timeout")
     drain = snapshot.limits.drain if limit is None else seconds(limit)
     minimum = 0 if request.get("force") or not snapshot.proxies else 1
-    change = Rollout(tuple(steps), minimum, RolloutLimits(drain, snapshot.limits.start))
+    gate = request.get("gate")
+    if gate is not None:
+        steps = gated(steps, snapshot)
+    limits = RolloutLimits(drain, snapshot.limits.start, None if gate is None else seconds(gate, "--gate-timeout"))
+    change = Rollout(tuple(steps), minimum, limits)
     check_service(change, snapshot)
     return change
 
@@ -70,10 +76,21 @@ def unknown(command: object) -> list[RolloutStep]:
     raise OptionError(f"This launcher has no command {command!r}: use the same version of pontil for both.")
 
 
-def seconds(value: Any) -> float:
+def seconds(value: Any, flag: str = "--drain-timeout") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise OptionError(f"--drain-timeout must be a number of seconds from 0 to 3600, not {value!r}.")
+        raise OptionError(f"{flag} must be a number of seconds from 0 to 3600, not {value!r}.")
     return float(value)
+
+
+def gated(steps: Sequence[RolloutStep], snapshot: LaunchSnapshot) -> list[RolloutStep]:
+    """Return the steps with a gate before each worker that comes to serve. Only one that generates has answers to
+    compare."""
+    roles = {plan.name: plan.role for plan, _ in snapshot.workers}
+    generating = [step for step in steps if (step.role or roles.get(step.name)) in GENERATING_ROLES]
+    coming = [step for step in generating if step.aim in COMING and not step.rests]
+    if not coming:
+        raise OptionError("No worker that generates comes to serve by this change: leave --gate out.")
+    return [replace(step, gated=step in coming) for step in steps]
 
 
 def chosen(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[str]:

@@ -5,7 +5,8 @@ restart, step by step.
 It performs no action and never waits: `advance` reads the table of workers, or of proxies, and returns the next
 actions, if any. One is taken out of service only while the others serve. If one of them exits meanwhile, a draining
 worker serves again and waits for its turn; a proxy that drains cannot turn back. Every phase has a deadline and repeats
-only a limited number of times, so every change ends.
+only a limited number of times, so every change ends. A worker that is gated stays drained until the verdict on it:
+nothing is sent to it but what tries it.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ STOP_GRACE = 10.0
 PROXY_MARGIN = 7.0
 KILL_GRACE = 5.0
 TELL_TIMEOUT = 10.0
+# Seconds beyond those for its trial in which the verdict on a worker has to come.
+VERDICT_MARGIN = 10.0
 # Times that a draining worker may return to service because another one exited.
 MOST_RETREATS = 3
 
@@ -40,7 +43,8 @@ class RolloutGoal(Enum):
 
 class RolloutPhase(Enum):
     """The phase of a step: waiting until the others can do without the worker, draining it, ending it, waiting for it
-    to be ready, waiting for it to confirm its order, removing a worker that did not come up."""
+    to be ready, waiting for it to confirm its order, removing a worker that did not come up; and where it is gated,
+    waiting until it is drained, and for the verdict on it."""
 
     TURN = "turn"
     DRAIN = "drain"
@@ -49,11 +53,13 @@ class RolloutPhase(Enum):
     START = "start"
     TELL = "tell"
     UNDO = "undo"
+    HOLD = "hold"
+    TRIAL = "trial"
 
 
 class ActionKind(Enum):
     """An action of the supervisor on a worker. ASSIGN puts it into service, in the step's role if that names one; RENEW
-    replaces a child that has ended by a fresh one; SAY is only a message."""
+    replaces a child that has ended by a fresh one; TRY asks for the verdict on a drained one; SAY is only a message."""
 
     DRAIN = "drain"
     ASSIGN = "assign"
@@ -62,6 +68,7 @@ class ActionKind(Enum):
     RENEW = "renew"
     ADD = "add"
     REMOVE = "remove"
+    TRY = "try"
     SAY = "say"
 
 
@@ -88,21 +95,29 @@ class WorkerSnapshot:
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
     """One step for one worker or proxy. `role` and `plan` are for WORKING and THERE; with `rests`, a RENEWED worker is
-    drained again afterwards."""
+    drained again afterwards. One that is `gated` comes to serve only by a good verdict."""
 
     aim: RolloutGoal
     name: str
     role: str | None = None
     plan: ChildPlan | None = None
     rests: bool = False
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Limits in seconds: `drain` for requests to end by themselves, `start` for a worker to be ready."""
+    """Limits in seconds: `drain` for requests to end by themselves, `start` for a worker to be ready, `gate` for the
+    trial of one that is gated."""
 
     drain: float
     start: float
+    gate: float | None = None
+
+    def drained_from_its_start(self, step: RolloutStep) -> float | None:
+        """Return the seconds that a new process which is drained from its start has for requests; None for one that
+        serves."""
+        return self.drain if step.gated or step.rests else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +132,8 @@ class WorkerAction:
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """The steps that are left, the first of them under way since `since`. At least `minimum` other workers must serve
-    while one is taken out of service."""
+    while one is taken out of service. The `verdict` on a gated worker is empty if it is good, else a reason; a
+    `refusal` is why a worker is removed."""
 
     steps: tuple[RolloutStep, ...]
     minimum: int
@@ -126,6 +142,8 @@ class Rollout:
     since: float = 0.0
     retreats: int = 0
     failure: str | None = None
+    verdict: str | None = None
+    refusal: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +154,7 @@ class Rollout:
 
     def done(self) -> "Rollout":
         """Drop the first step, which is done."""
-        return replace(self, steps=self.steps[1:], phase=None, retreats=0)
+        return replace(self, steps=self.steps[1:], phase=None, retreats=0, verdict=None)
 
     def fail(self, reason: str) -> "Rollout":
         names = [step.name for step in self.steps[1:]]
@@ -204,6 +222,10 @@ def advance(change: Rollout, table: WorkerSnapshots, now: float) -> Move | None:
 
 
 def begin(view: RolloutView) -> Move:
+    if view.step.aim is RolloutGoal.WORKING and view.step.gated:
+        if view.place.serves:
+            return view.fail(f"{view.name} serves already: drain it first, or restart it")
+        return view.go(RolloutPhase.HOLD)
     if view.step.aim is RolloutGoal.WORKING:
         return view.go(RolloutPhase.TELL, view.act(ActionKind.ASSIGN))
     if view.step.aim is RolloutGoal.THERE:
@@ -282,6 +304,8 @@ def start(view: RolloutView) -> Move | None:
     if place.state is ChildState.READY and (place.obeys or place.drain_state is DrainState.WORKING):
         if view.is_of_proxy:
             return view.done(f"{view.name} serves again")
+        if view.step.gated:
+            return tried(view)
         rests = " and drained" if place.drain_state is DrainState.DRAINED else ""
         return view.done(f"{view.name} is ready{rests} after {view.now - view.change.since:.1f} s")
     if joins and place.exits:
@@ -299,8 +323,44 @@ def undo(view: RolloutView) -> Move | None:
     """Remove a worker that did not start, with no trace left."""
     if view.place.state.alive:
         return view.fail(f"{view.name} cannot be killed: the kernel holds it") if view.late(KILL_GRACE) else None
-    reason = f"{view.name} did not start: see its last lines in the launcher's log"
+    reason = view.change.refusal or f"{view.name} did not start: see its last lines in the launcher's log"
     return view.fail(reason, view.act(ActionKind.REMOVE))
+
+
+def hold(view: RolloutView) -> Move | None:
+    """Wait until the worker is drained: ready, and without a request."""
+    if view.place.state is ChildState.READY and view.place.drain_state is DrainState.DRAINED:
+        return tried(view)
+    if view.place.state is ChildState.GIVEN_UP:
+        return view.fail(f"{view.name} is given up: `pontil restart {view.name}` starts it again")
+    return view.fail(f"{view.name} was not drained in time") if view.late(view.limits.start) else None
+
+
+def tried(view: RolloutView) -> Move:
+    return view.go(RolloutPhase.TRIAL, view.act(ActionKind.TRY, f"{view.name} is drained, and tried"))
+
+
+def trial(view: RolloutView) -> Move | None:
+    """Wait for the verdict on a drained worker."""
+    verdict = view.change.verdict
+    if view.place.state is not ChildState.READY:
+        return refuse(view, "its process ended while it was tried")
+    if verdict is None:
+        limit = view.limits.gate or 0.0
+        late = view.late(limit + VERDICT_MARGIN)
+        return refuse(view, f"its trial did not end within {limit:g} s") if late else None
+    if verdict:
+        return refuse(view, verdict)
+    return view.go(RolloutPhase.TELL, view.act(ActionKind.ASSIGN, f"{view.name} answers as recorded"))
+
+
+def refuse(view: RolloutView, reason: str) -> Move:
+    """End the change with a worker that does not serve: a new one is removed, any other one stays drained."""
+    refusal = f"{view.name} is refused: {reason}"
+    if view.step.aim is not RolloutGoal.THERE:
+        return view.fail(f"{refusal}; it stays drained")
+    change = replace(view.change.to(RolloutPhase.UNDO, view.now), refusal=refusal)
+    return change, (view.act(ActionKind.KILL),)
 
 
 def tell(view: RolloutView) -> Move | None:
@@ -323,4 +383,6 @@ PHASES: Mapping[RolloutPhase, Callable[[RolloutView], Move | None]] = {
     RolloutPhase.START: start,
     RolloutPhase.TELL: tell,
     RolloutPhase.UNDO: undo,
+    RolloutPhase.HOLD: hold,
+    RolloutPhase.TRIAL: trial,
 }

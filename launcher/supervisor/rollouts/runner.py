@@ -22,6 +22,7 @@ from pontil.launcher.supervisor.rollouts.rollout import (
     Rollout,
     RolloutGoal,
     RolloutLimits,
+    RolloutPhase,
     WorkerAction,
     WorkerSnapshot,
     advance,
@@ -50,6 +51,12 @@ class RolloutClient(Protocol):
     def say(self, text: str) -> None: ...
     def end(self, text: str, code: int = 0, **facts: Any) -> None: ...
     def beat(self) -> None: ...
+    def ask(self, workers: Sequence[str]) -> None:
+        """Ask for the verdict on these workers."""
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict on what was asked last, empty if it is good; None while there is none."""
 
 
 class DeviceStatements(Protocol):
@@ -156,6 +163,8 @@ class RolloutRunner:
         while self.change is not None:
             is_of_proxies = self.change.steps[0].aim is RolloutGoal.RELIEVED
             peers = self.proxies if is_of_proxies else self.workers
+            if self.change.phase is RolloutPhase.TRIAL and self.client is not None:
+                self.change = replace(self.change, verdict=self.client.verdict)
             move = advance(self.change, {child.name: place_of(child) for child in peers}, now)
             if move is None:
                 break
@@ -173,7 +182,7 @@ class RolloutRunner:
             self.tell(action.text)
         step, verb = action.step, action.verb
         if verb is ActionKind.ADD and step.plan is not None:
-            self.supervisor.children.append(self.supervisor.child(step.plan))
+            self.add(step.plan, change.limits.drained_from_its_start(step))
         if verb in (ActionKind.ADD, ActionKind.SAY):
             return
         child = next(child for child in self.supervisor.children if child.name == step.name)
@@ -183,20 +192,28 @@ class RolloutRunner:
                 drain_proxy(child, change.limits.drain, hand_over=True, alone=len(self.proxies) == 1)
             case ActionKind.DRAIN:
                 child.assign(child.plan.role, change.limits.drain, for_good=step.aim is RolloutGoal.GONE)
+            case ActionKind.TRY:
+                self.ask(child)
             case ActionKind.ASSIGN:
                 child.assign(step.role or child.plan.role, None)
-            case ActionKind.STOP:
-                child.dismissed = True
-                child.stop()
-            case ActionKind.KILL:
-                child.dismissed = True
-                if child.alive:
-                    child.kill()
+            case ActionKind.STOP | ActionKind.KILL:
+                end(child, verb)
             case ActionKind.RENEW:
-                self.renew(child, change.limits.drain if step.rests else None)
+                self.renew(child, change.limits.drained_from_its_start(step))
             case ActionKind.REMOVE:
                 self.supervisor.children.remove(child)
                 child.memory.close()
+
+    def ask(self, child: Child) -> None:
+        """Ask for the verdict on a drained worker."""
+        if self.client is not None:
+            self.client.ask([worker.name for worker in child.plan.workers])
+
+    def add(self, plan: ChildPlan, drain: float | None) -> None:
+        added = self.supervisor.child(plan)
+        if drain is not None:
+            added.assign(plan.role, drain)
+        self.supervisor.children.append(added)
 
     def renew(self, child: Child, drain: float | None) -> None:
         """Replace a child that has ended by a fresh one with no record of exits."""
@@ -223,6 +240,15 @@ class RolloutRunner:
         """End the change under way, since the launch ends."""
         if self.change is not None:
             self.conclude(self.change.fail("the launch is stopping"))
+
+
+def end(child: Child, verb: ActionKind) -> None:
+    """Ask a process to end, or kill it."""
+    child.dismissed = True
+    if verb is ActionKind.STOP:
+        child.stop()
+    elif child.alive:
+        child.kill()
 
 
 def drain_proxy(child: Child, timeout: float, *, hand_over: bool, alone: bool = False) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.foundation.server_url import full_url
+from pontil.launcher.keys.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 # The rest is imported where it is used: no other command needs asyncio.

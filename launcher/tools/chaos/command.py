@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
 from pontil.launcher.control.control_client import RunningLaunch, ask
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.keys.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 # The rest is imported where it is used: no other command needs asyncio.

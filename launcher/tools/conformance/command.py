@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.foundation.server_url import full_url
+from pontil.launcher.keys.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.options.options import read_environment
 
 if TYPE_CHECKING:

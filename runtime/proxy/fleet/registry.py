@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import (
@@ -97,6 +98,14 @@ class WorkerGroup:
         return RegistrySnapshot(
             tuple([worker.loads.get(0) or worker.load for worker in workers]), hello, self.fingerprints, release
         )
+
+    def snapshot_of(self, name: str) -> RegistrySnapshot:
+        """Return what a request goes by that one worker is to compute, whether it takes requests or not. Raises
+        RequestError for one that is not here."""
+        for worker in self.workers:
+            if worker.hello.name == name and worker.role not in FIXED and worker.contact.reachable:
+                return RegistrySnapshot((worker.load,), worker.hello, self.fingerprints, worker.release)
+        raise RequestError(f"there is no worker {name!r:.60} that generates", code="worker_not_found")
 
     def snapshot_of_all(self) -> RegistrySnapshot:
         """Return what a request goes by that stays with no release."""

@@ -9,7 +9,7 @@ from pontil.runtime.accounting.counts import AttemptCount, Usage
 from pontil.runtime.accounting.ledger import BEYOND_BUDGET, BROKEN, REPEATED, LedgerEntry, WorkShare
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.logprob_check import NO_LOGITS, ShownLogits
-from pontil.runtime.receipts.chain import START, extended
+from pontil.runtime.receipts.chain import START, extended, marks
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps
 from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
@@ -192,16 +192,16 @@ class NoText:
 
 class Choice:
     """One of a request's answers, by its `number`: its ids, its text, which is empty without a tokenizer, and once it
-    has ended the finish `reason`, with the stop string as its worker stated it; and the `chain` of its ids, where their
-    logits are asked for. Frames may arrive late, twice and from
-    two workers (decode repeats what prefill sent), so ids are counted once, by index."""
+    has ended the finish `reason`, with the stop string as its worker stated it; and the `chain` of its ids, with the
+    `marks` of their logits, where these are asked for (an answer that another proxy began has only its own). Frames may
+    arrive late, twice and from two workers (decode repeats what prefill sent), so ids are counted once, by index."""
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, number: int = 0) -> None:
         self.params, self.number = params, number
         self.ids: list[int] = []
         self.reason: str | None = None
         self.stop_match: str | None = None
-        self.chain = START
+        self.chain, self.marks = START, bytearray()
         self.detokenizer = NoText() if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
         self.stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
         self.end_ids = (*(() if tokenizer is None else tokenizer.eos_ids), *params.stop_token_ids)
@@ -364,7 +364,9 @@ class TokenSource:
         count = len(ids)
         self.entry.settle(made, count, REPEATED if ids is new else BEYOND_BUDGET)
         if choice.params.top_logits:
-            choice.chain = extended(choice.chain, ids, shown_logits.of_last(len(new), count, choice.params.top_logits))
+            stated = shown_logits.of_last(len(new), count, choice.params.top_logits)
+            choice.chain = extended(choice.chain, ids, stated)
+            choice.marks += marks(stated, count)
         text = choice.add(ids, reason, stop_match)
         if count:
             self.times.begun = True

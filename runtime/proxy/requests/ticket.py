@@ -47,6 +47,17 @@ UNLIMITED = Allowance(priority=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """The circumstances of a recorded request that an operator sends again: the `seeds` of its prompts, the second `at`
+    which it was received, which a chat template may tell, and the `worker` that alone is to compute it, whether that
+    takes requests or not."""
+
+    seeds: tuple[int, ...]
+    at: int
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """A client's request as it is handed on, made once. `name` is a part of the ids of its requests, so that they are
     found in the workers' logs. `caller` names the API key, whose `allowance` it has. Its `place` has its class and its
@@ -55,7 +66,7 @@ class Ticket:
     stream asks for the rest of an answer that a `release` of the workers has begun: it is counted already. Of that
     answer the client may have some tokens: it `has_part` then, whatever else is known of them. The requests of a line
     of a batch are parts of the `whole` answer to it, which are billed once that is kept; they count against no
-    limit."""
+    limit. A `replay` is an operator's."""
 
     name: str | None = None
     caller: str = NO_KEY
@@ -67,6 +78,7 @@ class Ticket:
     continues: bool = False
     has_part: bool = False
     whole: WholeAnswer | None = None
+    replay: Replay | None = None
 
     @property
     def is_line(self) -> bool:

@@ -39,7 +39,9 @@ class AssignedRole:
         self.link.turn_to(role, draining=drain is not None)
 
     def is_overdue(self, now: float) -> bool:
-        return self.deadline is not None and now >= self.deadline
+        """Return whether requests have to be moved. A drained worker has none but those with which an operator tries
+        it."""
+        return self.deadline is not None and not self.reported and now >= self.deadline
 
     @property
     def is_drained(self) -> bool:

@@ -72,6 +72,44 @@ def lines(client: socket.socket) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.strip()]
 
 
+def test_a_verdict_is_heard_when_it_was_asked_for(server: ControlServerFixture) -> None:
+    client = server.client(b'{"command": "x"}\n{"verdict": "early"}\n')
+    server.turn()
+    connection = server.asked[0][0]
+    connection.ask(["decode:0"])
+    server.control.flush()
+    assert connection.verdict is None, "nothing that came before counts"
+    client.sendall(b'{"verdict": "it dif')
+    server.turn()
+    assert connection.verdict is None
+    client.sendall(b'fers\\u001b[31m"}\n{"verdict": ""}\n')
+    server.turn()
+    assert connection.verdict == "it differs [31m"
+    connection.ask(["decode:1"])
+    client.sendall(b'{"verdict": ""}\n')
+    server.turn()
+    assert connection.verdict == ""
+    connection.end("done")
+    server.turn()
+    server.control.flush()
+    assert [line for line in lines(client) if "try" in line] == [{"try": ["decode:0"]}, {"try": ["decode:1"]}]
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense\n", b'{"verdict": 1}\n', b"x" * (MAX_REQUEST_BYTES + 1)])
+def test_who_leaves_or_talks_nonsense_has_a_bad_verdict(server: ControlServerFixture, said: bytes) -> None:
+    client = server.client(b'{"command": "x"}\n')
+    server.turn()
+    connection = server.asked[0][0]
+    connection.ask(["decode:0"])
+    client.sendall(said)
+    if not said:
+        client.close()
+    server.turn()
+    assert connection.verdict == "its command has left without a verdict"
+    connection.ask(["decode:1"])
+    assert connection.verdict == (None if said else "its command has left")
+
+
 def test_a_request_in_pieces_is_one_and_the_rest_is_ignored(server: ControlServerFixture) -> None:
     client = server.client(b'{"comm')
     server.turn()

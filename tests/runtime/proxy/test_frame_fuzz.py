@@ -30,6 +30,8 @@ from pontil.runtime.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LeaseState,
+    LeasesTold,
     Message,
     NodeOutput,
     PassDone,
@@ -58,6 +60,13 @@ ABOUT_TOKENS: dict[str, Valid] = {
     "goodbye": lambda sender, proxy, request: Goodbye(sender, proxy, False),
     "role": lambda sender, proxy, request: RoleChange(sender, proxy, "decode", False),
     "prefixes": lambda sender, proxy, request: PrefixDelta(sender, proxy, 0, b"12345678abcdefgh", b"87654321"),
+    "lease": lambda sender, proxy, request: LeaseState(
+        sender, proxy, "prefix-1", "", proxy, "held", 16, 1 << 20, 300, 0.5, None, bytes(32)
+    ),
+    "refunded": lambda sender, proxy, request: LeaseState(
+        sender, proxy, "prefix-1", "", proxy, "refunded", 16, 1 << 20, 300, 0.5, "it drains"
+    ),
+    "leases": lambda sender, proxy, request: LeasesTold(sender, proxy, ["prefix-1"]),
     "tokens": lambda sender, proxy, request: Tokens(
         sender, proxy, request.id, request.attempts.number, 0, [10, 11], 0, None, None, None, 4, 0,
         [[[10, -0.5, 1]], [[11, -0.5, 1]]], None, 0.1, 4, 2, 1, 0, 10, 0.1, "no",

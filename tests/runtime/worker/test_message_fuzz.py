@@ -20,6 +20,7 @@ from pontil.runtime.wire.messages import (
     Greet,
     Greeting,
     Handoff,
+    LeaseOrder,
     Message,
     PrefixRequest,
     Renew,
@@ -31,7 +32,7 @@ from pontil.runtime.wire.messages import (
 
 # Kinds that a handoff sends by itself; the others are sent to a worker in the middle of one.
 FLOWING = (Submit, Greet, Greeting, Begin, ChunkReady, Handoff, Fetched)
-INJECTED = (Cancel, Welcome, StillHere, PrefixRequest, Withdrawn, Renew, Abandon, Begin, Fetched)
+INJECTED = (Cancel, Welcome, StillHere, PrefixRequest, LeaseOrder, Withdrawn, Renew, Abandon, Begin, Fetched)
 LATER = 1e4
 
 
@@ -94,6 +95,7 @@ class FuzzedPair:
             Welcome: Welcome(proxy, decode.incarnation, True, "decode", False, True, True),
             StillHere: StillHere(proxy, decode.incarnation),
             PrefixRequest: PrefixRequest(proxy, decode.incarnation),
+            LeaseOrder: LeaseOrder(proxy, decode.incarnation, "prefix-1", "resume", 9, "", bytes(32), 0.5),
             Withdrawn: Withdrawn(*to_decode, transfer, False, "no"),
             Renew: Renew(*to_prefill, transfer, epoch),
             Abandon: Abandon(*to_prefill, transfer, "no"),
@@ -101,7 +103,7 @@ class FuzzedPair:
             Fetched: Fetched(*to_prefill, transfer, epoch),
         }
         message = mutated(made[kind], self.chance)
-        if kind in (Cancel, Welcome, StillHere, PrefixRequest):
+        if kind in (Cancel, Welcome, StillHere, PrefixRequest, LeaseOrder):
             decode.hear(message, now)
         elif kind is Withdrawn:
             decode.decode.take(message, now)

@@ -324,11 +324,6 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher": {"launcher/roles"},
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
-    # On request: checks receipts, and computes them again in its own process.
-    "launcher/receipts": {
-        "launcher/child", "launcher/keys", "launcher/options", "runtime", "runtime/loaders/builtin",
-        "runtime/receipts", "runtime/recompute", "runtime/worker",
-    },
     "launcher/supervisor/rollouts": {
         "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
     },
@@ -342,9 +337,15 @@ ARROWS: dict[str, set[str]] = {
         "launcher/supervisor",
     },
     "launcher/commands/terminal": {"launcher/options"},
+    # On request: checks receipts, and computes them again in its own process; or has requests with them sent again.
+    "launcher/receipts": {
+        "launcher/child", "launcher/commands/terminal", "launcher/keys", "launcher/options", "runtime",
+        "runtime/loaders/builtin", "runtime/receipts", "runtime/recompute", "runtime/worker",
+    },
     "launcher/commands": {
         "launcher/child", "launcher/child/fork", "launcher/commands/terminal", "launcher/control", "launcher/host",
-        "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles", "launcher/supervisor",
+        "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/receipts", "launcher/roles",
+        "launcher/supervisor",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
@@ -352,14 +353,14 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/tools": set(),
     "launcher/tools/bench": {
-        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/options",
+        "launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options",
     },
     "launcher/tools/chaos": {
-        "launcher/commands/api_key", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
+        "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
         "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
     },
     "launcher/tools/conformance": {
-        "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
+        "launcher/keys", "launcher/commands/terminal/chat_session",
         "launcher/commands/terminal/status_table", "launcher/options",
     },
     "launcher/tools/disturbances": {

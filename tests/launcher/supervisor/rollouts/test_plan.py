@@ -220,3 +220,32 @@ def test_data_parallel_ranks_change_together() -> None:
     workers = [*PAIR.workers, (group, WorkerSnapshot("decode:1", READY, DrainState.WORKING))]
     request = {"command": "drain", "names": ["decode:1+1", "decode:1"]}
     assert steps(request, replace(PAIR, workers=workers)) == [(RolloutGoal.DRAINED, "decode:1")]
+
+
+GATED: list[tuple[dict[str, Any], list[bool]]] = [
+    ({"command": "restart", "all": True}, [True, True, False]),
+    ({"command": "undrain", "names": ["decode:1"]}, [True]),
+    ({"command": "scale", "counts": {"decode": 0, "prefill": 2}}, [False, False, True]),
+]
+
+
+@pytest.mark.parametrize(("request_fields", "expected"), GATED)
+def test_a_gate_is_before_each_worker_that_comes_to_serve(request_fields: dict[str, Any], expected: list[bool]) -> None:
+    where = snapshot("prefill:0", "decode:0", "decode:1", decode1=DrainState.DRAINED)
+    change = planned(request_fields | {"gate": 20.0}, where)
+    assert [step.gated for step in change.steps] == expected and change.limits.gate == 20.0
+    assert not any(step.gated for step in planned(request_fields, where).steps)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "says"),
+    [
+        ({"command": "drain", "names": ["decode:0"], "gate": 20}, "No worker that generates comes to serve"),
+        ({"command": "restart", "proxies": True, "force": True, "gate": 20}, "No worker that generates"),
+        ({"command": "restart", "names": ["embed:0"], "gate": 20}, "No worker that generates"),
+        ({"command": "restart", "all": True, "gate": "soon"}, "--gate-timeout must be"),
+    ],
+)
+def test_a_gate_without_a_worker_is_refused(request_fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        planned(request_fields, snapshot("prefill:0", "decode:0", "embed:0"))

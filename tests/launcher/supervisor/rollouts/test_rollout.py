@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child_state import ChildState, DrainState
+from pontil.launcher.supervisor.rollouts.plan import COMING
 from pontil.launcher.supervisor.rollouts.rollout import (
     DRAIN_MARGIN,
     KILL_GRACE,
@@ -17,6 +18,7 @@ from pontil.launcher.supervisor.rollouts.rollout import (
     PROXY_MARGIN,
     STOP_GRACE,
     TELL_TIMEOUT,
+    VERDICT_MARGIN,
     ActionKind,
     Rollout,
     RolloutGoal,
@@ -28,9 +30,10 @@ from pontil.launcher.supervisor.rollouts.rollout import (
     advance,
 )
 
-LIMITS = RolloutLimits(drain=5.0, start=20.0)
+GATE = 30.0
+LIMITS = RolloutLimits(drain=5.0, start=20.0, gate=GATE)
 STEP_TIMEOUT = (MOST_RETREATS + 2) * (LIMITS.start + LIMITS.drain + DRAIN_MARGIN) + LIMITS.start + STOP_GRACE
-LONGEST = STEP_TIMEOUT + 2 * KILL_GRACE + TELL_TIMEOUT
+LONGEST = STEP_TIMEOUT + 2 * KILL_GRACE + TELL_TIMEOUT + GATE + VERDICT_MARGIN
 
 
 def row(
@@ -41,13 +44,15 @@ def row(
 
 @dataclass
 class RolloutWorld:
-    """Workers as a supervisor sees them. `starts` counts processes: a RENEWED worker must have another one."""
+    """Workers as a supervisor sees them. `starts` counts processes: a RENEWED worker must have another one. The
+    `verdicts` are those on gated workers, where they come."""
 
     places: dict[str, WorkerSnapshot]
     change: Rollout
     now: float = 0.0
     starts: dict[str, int] = field(default_factory=dict)
     told: list[tuple[ActionKind, str]] = field(default_factory=list)
+    verdicts: dict[str, str] = field(default_factory=dict)
 
     def serving(self, but: str) -> int:
         return sum(place.serves for name, place in self.places.items() if name != but)
@@ -88,16 +93,21 @@ class RolloutWorld:
                 self.put(name, drain_state=DrainState.DRAINING, obeys=False)
             case ActionKind.ASSIGN:
                 self.put(name, drain_state=DrainState.WORKING, obeys=False)
+            case ActionKind.TRY:
+                assert self.places[name].drain_state is DrainState.DRAINED, "it serves while it is tried"
+                self.change = replace(self.change, verdict=self.verdicts.get(name))
             case ActionKind.STOP | ActionKind.KILL if self.places[name].state.alive:
                 asked = ChildState.DRAINING if action.verb is ActionKind.STOP else ChildState.KILLED
                 self.put(name, state=asked)
             case ActionKind.RENEW:
-                drain_state = DrainState.DRAINING if action.step.rests else DrainState.WORKING
+                is_drained = self.change.limits.drained_from_its_start(action.step) is not None
+                drain_state = DrainState.DRAINING if is_drained else DrainState.WORKING
                 self.places[name] = WorkerSnapshot(
                     name, ChildState.BACKOFF, drain_state, obeys=drain_state is DrainState.WORKING
                 )
             case ActionKind.ADD:
-                self.places[name] = row(name, ChildState.BACKOFF)
+                drain_state = DrainState.DRAINING if action.step.gated else DrainState.WORKING
+                self.places[name] = replace(row(name, ChildState.BACKOFF, drain_state), obeys=not action.step.gated)
             case ActionKind.REMOVE:
                 del self.places[name]
 
@@ -144,7 +154,10 @@ def worlds(draw: st.DrawFn) -> RolloutWorld:
     steps = [RolloutStep(draw(aims), name, rests=draw(st.booleans())) for name in chosen]
     if draw(st.booleans()):
         steps.append(RolloutStep(RolloutGoal.THERE, "decode:9", "decode"))
-    return RolloutWorld(places, Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS))
+    is_gated = draw(st.booleans())
+    steps = [replace(step, gated=is_gated and step.aim in COMING and not step.rests) for step in steps]
+    verdicts = draw(st.dictionaries(st.sampled_from([*NAMES, "decode:9"]), st.sampled_from(["", "it differs"])))
+    return RolloutWorld(places, Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS), verdicts=verdicts)
 
 
 @settings(max_examples=examples(72, 400), deadline=None)
@@ -172,6 +185,8 @@ def kept(world: RolloutWorld, step: RolloutStep, before: dict[str, int]) -> None
         assert step.name in world.places
     if step.aim in (RolloutGoal.RENEWED, RolloutGoal.THERE):
         assert world.starts[step.name] > before.get(step.name, 0)
+    if step.gated:
+        assert (ActionKind.TRY, step.name) in world.told and world.verdicts[step.name] == ""
 
 
 @settings(max_examples=examples(30, 100), deadline=None)
@@ -321,6 +336,53 @@ def test_a_new_worker_that_does_not_come_up_leaves_no_trace() -> None:
     world.decide()
     assert set(world.places) == {"a"}
     assert world.change.failure is not None and world.change.failure.endswith("; c is left as before")
+
+
+def gated(aim: RolloutGoal, verdict: str | None, *places: WorkerSnapshot, name: str = "a") -> RolloutWorld:
+    """Return a world in which a worker has come so far that the verdict on it is awaited, or given."""
+    verdicts = {} if verdict is None else {name: verdict}
+    step = RolloutStep(aim, name, gated=True)
+    world = RolloutWorld({place.name: place for place in places}, Rollout((step,), 1, LIMITS), verdicts=verdicts)
+    while not world.change.is_over and (ActionKind.TRY, name) not in world.told:
+        world.decide()
+        world.happen(name, 0 if world.places[name].state is ChildState.DRAINING else 2)
+    return world
+
+
+GATED = [(RolloutGoal.RENEWED, "a"), (RolloutGoal.WORKING, "a"), (RolloutGoal.THERE, "b")]
+
+
+@pytest.mark.parametrize(("aim", "name"), GATED)
+@pytest.mark.parametrize("verdict", ["", "token 3 is 5"])
+def test_a_gated_worker_serves_only_if_it_answers_as_recorded(aim: RolloutGoal, name: str, verdict: str) -> None:
+    place = row("a", drain_state=DrainState.DRAINED if aim is RolloutGoal.WORKING else DrainState.WORKING)
+    world = gated(aim, verdict, place, row("d"), name=name)
+    assert ((ActionKind.ASSIGN, name) in world.told) == (not verdict) and world.places["d"].serves
+    if verdict and aim is RolloutGoal.THERE:
+        world.put(name, state=ChildState.EXITED)
+    world.happen(name, 1 if verdict else 2)
+    world.decide()
+    assert world.change.is_over and (name in world.places) == (not verdict or aim is not RolloutGoal.THERE)
+    assert str(world.change.failure).startswith(f"{name} is refused: {verdict}" if verdict else "None")
+
+
+def test_a_gate_has_a_deadline_of_its_own_and_a_death_refuses() -> None:
+    world = gated(RolloutGoal.RENEWED, None, row("a"), row("b"))
+    world.now += GATE + VERDICT_MARGIN - 0.1
+    world.decide()
+    assert world.change.failure is None
+    world.now += 0.1
+    world.decide()
+    assert world.change.failure == "a is refused: its trial did not end within 30 s; it stays drained"
+    world = gated(RolloutGoal.RENEWED, None, row("a"), row("b"))
+    world.happen("a", 0)
+    world.decide()
+    assert world.change.failure == "a is refused: its process ended while it was tried; it stays drained"
+
+
+def test_a_worker_that_serves_is_not_tried() -> None:
+    world = gated(RolloutGoal.WORKING, "", row("a"))
+    assert str(world.change.failure).startswith("a serves already") and not world.told
 
 
 def test_who_was_drained_is_drained_after_a_rolling_restart() -> None:

@@ -108,6 +108,17 @@ def test_what_takes_too_long_is_given_back_and_nothing_is_left_of_it(
     everyone_clean(proxy)
 
 
+def test_a_drained_worker_computes_what_tries_it(proxy: ScriptedProxy, pair: Pair, commander: Commander) -> None:
+    """The time for its requests has passed, and it stays drained."""
+    commander.tell("decode", NOW)
+    proxy.turn_until(lambda: commander.is_obeyed(drained=True))
+    proxy.submit(pair[1], "trial", prompt(20), drawn(30))
+    (answer,) = proxy.finish("trial")
+    assert len(answer.ids) == 30 and not answer.failures
+    assert is_draining(proxy, pair[1]) and commander.listener.heard == [(1, True)]
+    everyone_clean(proxy)
+
+
 def test_a_prefill_worker_is_drained_when_its_blocks_were_fetched(proxy: ScriptedProxy, pair: Pair) -> None:
     prefill, decode = pair
     commander = Commander(prefill)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of a record, sent again to a running server: to whatever serves them, or to workers of one revision that
+need not serve yet."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pontil.launcher.foundation.errors import LaunchError, OptionError
+
+if TYPE_CHECKING:
+    from pontil.runtime.receipts.comparison import AnswerDifference
+    from pontil.runtime.receipts.record import Record, RecordedAnswer, RecordedRequest
+
+MOST_BYTES = 1 << 28
+MOST_ANSWER = 1 << 26
+# Seconds for an answer that says what the server is.
+TIMEOUT = 10.0
+# Roles whose workers generate.
+TEXT_ROLES = ("proxy", "embed", "rerank", "node")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTarget:
+    """The server, and the key to show it; of its workers only the named ones are asked, each in turn. They serve the
+    `model`, if that is not of the record's name."""
+
+    url: str
+    key: Mapping[str, str]
+    workers: Sequence[str] = ()
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """The outcome for one request at one worker, or at any: where each choice differs first."""
+
+    request: "RecordedRequest"
+    worker: str | None
+    differences: Sequence[tuple[int, "AnswerDifference"]]
+
+    @property
+    def lines(self) -> Iterator[str]:
+        at = "" if self.worker is None else f" at {self.worker}"
+        for choice, difference in self.differences:
+            which = f", choice {choice}" if len(self.request.answers) > 1 else ""
+            yield f"request {self.request.number} ({self.request.path}{which}){at}: {difference.text}"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        at = {"request": self.request.number, "path": self.request.path, "worker": self.worker}
+        return [at | {"choice": choice} | difference.to_json() for choice, difference in self.differences]
+
+
+@dataclass(slots=True)
+class ReplayOutcome:
+    """The outcomes of all requests that were sent, in their order; `skipped` ones have digests alone."""
+
+    skipped: int
+    replayed: list[ReplayedRequest] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return not any(one.differences for one in self.replayed)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for one in self.replayed for line in one.lines]
+
+    @property
+    def summary(self) -> str:
+        equal = sum(not one.differences for one in self.replayed)
+        skipped = f"; {self.skipped} redacted ones cannot be sent again" if self.skipped else ""
+        return f"{equal} of {len(self.replayed)} requests were answered as recorded{skipped}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.is_equal,
+            "replayed": len(self.replayed),
+            "skipped": self.skipped,
+            "differences": [one for replayed in self.replayed for one in replayed.to_json()],
+        }
+
+
+def load_record(path: Path, trusted: bytes | None = None) -> "Record":
+    """Return the record in a file, of which some can be sent again. Raises OptionError."""
+    from pontil.runtime.receipts.record import RecordError
+    from pontil.runtime.receipts.signing import read_record
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise OptionError(f"{path} is larger than {MOST_BYTES >> 20} MiB: record fewer requests.")
+        record = read_record(data, trusted)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror}): name a file that `pontil record` made.") from None
+    except RecordError as error:
+        raise OptionError(f"{path} cannot be replayed: {error}.") from None
+    if not record.replayable:
+        raise OptionError(f"{path} has digests alone ({len(record.requests)} requests): record without --redact.")
+    return record
+
+
+def workers_of(url: str, key: Mapping[str, str], revision: str | None) -> list[str]:
+    """Return the workers of a revision that generate. Raises OptionError, also for a server that does not answer."""
+    from pontil.launcher.commands.terminal.chat_session import fetch
+
+    try:
+        rows = fetch(url, "/admin/topology", TIMEOUT, key)["processes"]
+    except (LaunchError, KeyError, TypeError) as error:
+        text = error.message if isinstance(error, LaunchError) else "it is no pontil"
+        raise OptionError(f"{url} cannot be asked: {text.removesuffix('.')}.") from None
+    if revision is None:
+        return []
+    there = [row for row in rows if "load" in row and row.get("role") not in TEXT_ROLES]
+    found = [str(row["name"]) for row in there if row.get("revision") == revision]
+    if not found:
+        known = ", ".join(sorted({str(row["revision"]) for row in there if row.get("revision")})) or "none"
+        raise OptionError(f"No worker of the revision {revision!r} is there: the server has {known}.")
+    return found
+
+
+def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int) -> ReplayOutcome:
+    """Send all that can be sent again, so many at once, and to each worker at least one. What has no answer within the
+    time differs."""
+    requests = record.replayable
+    count = max(len(requests), len(target.workers))
+    jobs = list(zip(islice(cycle(requests), count), islice(cycle(target.workers or (None,)), count), strict=True))
+    import asyncio
+
+    deadline = time.monotonic() + seconds
+    outcome = ReplayOutcome(len(record.requests) - len(requests))
+
+    async def all_of_them() -> None:
+        room = asyncio.Semaphore(at_once)
+
+        async def one(request: "RecordedRequest", worker: str | None) -> ReplayedRequest:
+            async with room:
+                differences = await asyncio.to_thread(differences_of, request, worker, target, deadline)
+                return ReplayedRequest(request, worker, differences)
+
+        outcome.replayed = list(await asyncio.gather(*(one(*job) for job in jobs)))
+
+    asyncio.run(all_of_them())
+    return outcome
+
+
+def differences_of(
+    request: "RecordedRequest", worker: str | None, target: ReplayTarget, deadline: float
+) -> list[tuple[int, "AnswerDifference"]]:
+    """Send one request, and return where each choice differs first."""
+    from pontil.runtime.receipts.comparison import AnswerDifference, DifferenceKind, first_difference
+    from pontil.runtime.receipts.statement import ReceiptError
+
+    try:
+        answers = answers_to(request, worker, target, deadline)
+        if len(answers) != len(request.answers):
+            raise LaunchError(f"it has {len(answers)} answers, and {len(request.answers)} were recorded")
+    except (LaunchError, ReceiptError) as error:
+        text = error.message if isinstance(error, LaunchError) else str(error)
+        return [(0, AnswerDifference(DifferenceKind.UNANSWERED, text.removesuffix(".")))]
+    pairs = enumerate(zip(request.answers, answers, strict=True))
+    found = [(number, first_difference(expected, got)) for number, (expected, got) in pairs]
+    return [(number, difference) for number, difference in found if difference is not None]
+
+
+def answers_to(
+    request: "RecordedRequest", worker: str | None, target: ReplayTarget, deadline: float
+) -> list["RecordedAnswer"]:
+    """Raises LaunchError for an error, or no answer in time, and ReceiptError for receipts that cannot be read."""
+    from http.client import HTTPException
+
+    from pontil.launcher.commands.terminal.chat_session import connect
+    from pontil.runtime.receipts.record import RecordedAnswer
+
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise LaunchError("it was not answered in time")
+    circumstances = json.dumps({"seeds": request.seeds, "at": request.at, "worker": worker})
+    headers = {"content-type": "application/json", "pontil-receipt": "1", "pontil-replay": circumstances}
+    connection = connect(target.url, left)
+    try:
+        connection.request(
+            "POST", request.path, json.dumps(whole_body(request, target.model)), {**headers, **target.key}
+        )
+        response = connection.getresponse()
+        data = response.read(MOST_ANSWER)
+        answer = json.loads(data) if response.status == 200 else None
+    except TimeoutError:
+        raise LaunchError("it was not answered in time") from None
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
+        raise LaunchError(f"it was not answered ({error})") from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise LaunchError(f"it was refused: {sentence(data, response.status)}")
+    receipts = answer.get("receipt") if isinstance(answer, dict) else None
+    listed = receipts if isinstance(receipts, list) else [receipts]
+    marks = answer.get("receipt_marks") if isinstance(answer, dict) else None
+    if not isinstance(marks, list) or len(marks) != len(listed):
+        raise LaunchError("its answer has no marks of logits: the server is of an earlier version")
+    return [RecordedAnswer.from_json(one, mark) for one, mark in zip(listed, marks, strict=True)]
+
+
+def whole_body(request: "RecordedRequest", model: str | None) -> dict[str, Any]:
+    """Return the body, for an answer in one piece that the server does not keep."""
+    body = {name: value for name, value in (request.body or {}).items() if name != "stream_options"}
+    if request.path == "/v1/responses":
+        body["store"] = False
+    return body | {"stream": False} | ({} if model is None else {"model": model})
+
+
+def sentence(data: bytes, status: int) -> str:
+    """Return what an error says, in each API's own shape."""
+    try:
+        error = json.loads(data)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"status {status}"

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests are recorded with receipts, and sent again: equal releases pass, and planted differences are named."""
+
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from scripted_site import MODEL, ScriptedSite, site
+from scripted_worker import DEADLINE, proper
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
+
+from pontil.launcher.cli import cli
+from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.receipts.record_writer import RecordFile, RecordLimits, write_record
+from pontil.launcher.receipts.replay import load_record
+from pontil.runtime.receipts.signing import ReceiptSigner
+from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.wire.messages import Message, Submit, Tokens
+
+KEY = "17" * 32
+PUBLIC = ReceiptSigner(bytes.fromhex(KEY)).public_key.hex()
+ADMIN = "admin-key-of-the-replay"
+HELLO: dict[str, Any] = {"kernels": "amx int8", "dtype": "bfloat16", "version": "1.2.3"}
+WHOLE = RecordLimits(100, 1, 1 << 26, 100.0)
+CHAT = [{"role": "user", "content": "hi"}]
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": ["hi", "ho"], "max_tokens": 5, "temperature": 0.7, "n": 2}),
+    ("/v1/chat/completions", {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}}),
+    ("/v1/responses", {"input": "hi"}),
+    ("/v1/messages", {"messages": CHAT, "max_tokens": 9}),
+    ("/api/generate", {"prompt": "hi"}),
+]
+
+
+class RecordInProgress:
+    """A record that is made while requests come."""
+
+    def __init__(self, one: ScriptedSite, path: Path, limits: RecordLimits = WHOLE) -> None:
+        self.path, self.begun, self.failure = path, threading.Event(), ""
+        self.work: Callable[[], RecordFile] = lambda: write_record(
+            f"http://127.0.0.1:{one.port}", {}, path, limits, self.begun.set
+        )
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        assert self.begun.wait(DEADLINE)
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except LaunchError as error:
+            self.failure = error.message
+
+    def end(self) -> Path:
+        self.thread.join(DEADLINE)
+        assert not self.thread.is_alive()
+        return self.path
+
+
+def ask_all(one: ScriptedSite) -> None:
+    for path, body in ASKED:
+        answer = one.ask("POST", path, {"model": MODEL} | body)
+        assert answer.status == 200, answer.body
+        assert b"receipt" not in answer.body, "a client that has not asked gets none"
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path_factory.mktemp("site"), tokenizer, receipt_key=KEY, max_attempts=1) as made:
+        made.worker(**HELLO)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def record(first: ScriptedSite, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = RecordInProgress(
+        first, tmp_path_factory.mktemp("record") / "sample.jsonl", replace(WHOLE, requests=len(ASKED))
+    )
+    ask_all(first)
+    return made.end()
+
+
+def run(path: Path, one: ScriptedSite, *words: str) -> Result:
+    address = f"http://127.0.0.1:{one.port}"
+    return CliRunner().invoke(cli, ["replay", str(path), "--against", address, *words], standalone_mode=False)
+
+
+def kinds(made: Result) -> set[str]:
+    assert made.return_value == 1, (made.output, made.exception)
+    return {one["kind"] for one in json.loads(made.output)["differences"]}
+
+
+def test_an_equal_release_answers_as_recorded(first: ScriptedSite, record: Path) -> None:
+    assert stat.S_IMODE(os.stat(record).st_mode) == 0o600
+    assert [request.key for request in load_record(record).requests] == ["-"] * len(ASKED)
+    made = run(record, first, "--public-key", PUBLIC)
+    assert made.return_value == 0, (made.output, made.exception)
+    assert made.output == f"equal   {len(ASKED)} of {len(ASKED)} requests were answered as recorded\n"
+
+
+def with_logits(worker: Any, submit: Submit) -> Iterator[Message]:
+    """A kernel whose third row of logits has one wrong bit."""
+    for message in proper(worker, submit):
+        if isinstance(message, Tokens) and message.index <= 2 < message.index + len(message.ids) and message.top_logits:
+            at = len(message.top_logits) // len(message.ids) * (2 - message.index) + 4
+            wrong = bytes([message.top_logits[at] ^ 1])
+            message = replace(message, top_logits=message.top_logits[:at] + wrong + message.top_logits[at + 1 :])
+        yield message
+
+
+def test_a_wrong_kernel_is_named_with_the_place(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY, max_attempts=1) as one:
+        one.worker(script=with_logits, **HELLO)
+        made = run(record, one, "--json")
+        assert kinds(made) == {"logits"}
+        found = json.loads(made.output)
+        assert {difference["position"] for difference in found["differences"]} == {2}
+        assert all(difference["expected"] == difference["got"] for difference in found["differences"])
+        made = run(record, one)
+        assert "the logits of token 2 differ, both drew" in made.output and "0 of 5" in made.output
+
+
+def test_another_answer_is_named_by_its_first_token(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY, max_attempts=1) as one:
+        one.worker(text="Hellx 😀 world", **HELLO)
+        made = run(record, one, "--json")
+        difference = json.loads(made.output)["differences"][-1]
+        expected, got = (tokenizer.encode(text, False) for text in ("Hello 😀 world", "Hellx 😀 world"))
+        place = next(place for place, ids in enumerate(zip(expected, got, strict=False)) if ids[0] != ids[1])
+        assert kinds(made) == {"logits"}
+        assert (difference["position"], difference["expected"], difference["got"]) == (
+            place, expected[place], got[place],
+        )  # fmt: skip
+
+
+def test_another_template_and_another_tokenizer_differ_first_in_the_prompt(
+    tmp_path: Path, tokenizer: Tokenizer, record: Path
+) -> None:
+    config = tokenizer_config()
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "tokenizer_config.json", config | {"chat_template": "!" + config["chat_template"]})
+    with site(tmp_path, load_tokenizer(tmp_path), receipt_key=KEY, max_attempts=1) as one:
+        one.worker(**HELLO)
+        made = run(record, one, "--json")
+        assert kinds(made) == {"tokenizer"}
+        by_path = {found["path"]: found for found in json.loads(made.output)["differences"]}
+        assert by_path["/v1/messages"]["position"] == 0 and by_path["/v1/completions"]["position"] is None
+        assert "chat template is another one" in by_path["/v1/messages"]["text"]
+
+
+def test_a_replay_is_told_the_time_at_which_it_was_recorded(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Templates tell models the date, and no release answers for that of another day."""
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    template = "{{ strftime_now('%Y') }}: {{ messages[0].content }}"
+    write_json(tmp_path / "tokenizer_config.json", tokenizer_config() | {"chat_template": template})
+    with site(tmp_path, load_tokenizer(tmp_path), receipt_key=KEY) as one:
+        one.worker(**HELLO)
+        body = {"model": MODEL, "messages": CHAT}
+        again = json.dumps({"seeds": [7], "at": 86400 * 400, "worker": None})
+        headers = {"pontil-receipt": "1", "pontil-replay": again}
+        assert one.ask("POST", "/v1/chat/completions", body, headers).status == 403, "any page can send plain text"
+        headers["content-type"] = "application/json"
+        answer = one.ask("POST", "/v1/chat/completions", body, headers)
+        assert answer.status == 200, answer.body
+        receipt = answer.json["receipt"]
+        assert tokenizer.decode(receipt["prompt"]) == "1971: hi" and receipt["statement"]["parameters"]["seed"] == "7"
+        receipt = one.ask("POST", "/v1/chat/completions", body, {"pontil-receipt": "1"}).json["receipt"]
+        assert tokenizer.decode(receipt["prompt"]) != "1971: hi"
+
+
+def test_a_release_that_refuses_differs(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY, max_attempts=1) as one:
+        one.worker(**HELLO)
+        made = run(record, one, "--json", "--model", "other")
+        assert kinds(made) == {"unanswered"} and "other" in made.output
+
+
+def test_a_worker_that_takes_nothing_is_asked_all_the_same(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY, max_attempts=1) as one:
+        one.worker("decode:0", **HELLO)
+        held = one.worker("decode:1", draining=True, script=with_logits, revision="next", **HELLO)
+        assert run(record, one).return_value == 0
+        assert held.submits.empty(), "it serves nobody"
+        made = run(record, one, "--revision", "next", "--json")
+        assert kinds(made) == {"logits"} and held.submits.qsize() >= len(ASKED)
+        assert kinds(run(record, one, "--worker", "decode:9", "--json")) == {"unanswered"}
+        made = run(record, one, "--revision", "none")
+        error: Any = made.exception
+        assert error.exit_code == 2 and "the server has next" in error.message
+        assert one.ask("GET", "/admin/ledger").json["requests"] == 1 + len(ASKED), "tries at a worker are nobody's bill"
+
+
+def test_a_redacted_record_has_digests_alone(first: ScriptedSite, tmp_path: Path) -> None:
+    made = RecordInProgress(first, tmp_path / "record", replace(WHOLE, requests=1, redacted=True))
+    first.complete("a secret of a client", max_tokens=3)
+    text = made.end().read_text()
+    assert "secret" not in text and '"prompt_sha256"' in text and '"prompt"' not in text and '"tokens"' not in text
+    failed = run(made.path, first)
+    error: Any = failed.exception
+    assert error.exit_code == 2 and "digests alone (1 requests)" in error.message
+
+
+def test_limits_end_a_record_and_nothing_is_no_record(first: ScriptedSite, tmp_path: Path) -> None:
+    made = RecordInProgress(first, tmp_path / "small", replace(WHOLE, size=5000))
+    while made.thread.is_alive():
+        first.complete(max_tokens=2)
+    assert made.end().stat().st_size < 5200 and len(load_record(made.path).requests) >= 1
+    made = RecordInProgress(first, tmp_path / "none", replace(WHOLE, seconds=0.01))
+    made.end()
+    assert "No request was answered" in made.failure and not made.path.exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "small"], "no draft is left"
+
+
+def test_one_record_is_made_at_a_time_and_by_the_operator(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY, admin=hashlib.sha256(ADMIN.encode()).hexdigest()) as one:
+        one.worker(**HELLO)
+        key = {"authorization": f"Bearer {ADMIN}"}
+        assert one.ask("GET", "/admin/record").status == 401
+        connection = one.connect()
+        connection.request("GET", "/admin/record", headers=key)
+        assert connection.getresponse().readline().startswith(b'{"pontil_record"')
+        assert one.ask("GET", "/admin/record", headers=key).status == 503
+        connection.close()
+        body = {"model": MODEL, "prompt": "hi"}
+        again = {"pontil-replay": '{"seeds": [1], "at": 1, "worker": null}'}
+        assert one.ask("POST", "/v1/completions", body, again).status == 401
+        assert one.ask("POST", "/v1/completions", body, again | key).status == 200
+        for wrong in ("", "[]", "{}", '{"seeds": ["1"], "at": 1}', '{"seeds": [-1], "at": 1}', "[" * 4000):
+            answer = one.ask("POST", "/v1/completions", body, {"pontil-replay": wrong} | key)
+            assert "pontil replay" in answer.json["error"]["message"] and answer.status == 400
+        assert one.ask("GET", "/admin/record?one_in=0", headers=key).status == 400
+
+
+def test_a_server_without_a_key_records_nothing(bare: ScriptedSite) -> None:
+    answer = bare.ask("GET", "/admin/record")
+    assert answer.status == 400 and "--receipt-key" in answer.json["error"]["message"]
