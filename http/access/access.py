@@ -24,7 +24,7 @@ from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED
 ANY = "*"
 EXPOSED = (
     "x-request-id, x-pontil-route, x-pontil-ignored, x-pontil-lines, x-pontil-schema, x-pontil-sample-rate, "
-    "x-pontil-stream, retry-after, traceparent"
+    "x-pontil-stream, x-pontil-lease, x-pontil-lease-refused, retry-after, traceparent"
 )
 # Names of headers that a page wants to send, in a list.
 NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.openai.chat.kept_beginning import KeptBeginning
 from pontil.http.openai.chat.prompt import Message
 from pontil.http.schema.message_schema import MAX_MESSAGES
 from pontil.http.schema.parameter import Schema, opened
@@ -21,6 +22,9 @@ BETWEEN = "\n\n"
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 # Members of blocks that answers have, and that clients send back.
 MADE_HERE = ("citations", "caller")
+CONTROL, EPHEMERAL = "cache_control", "ephemeral"
+# Anthropic's times of a cached prefix, in seconds.
+TTLS = {"5m": 300, "1h": 3600}
 
 
 def read_text_block(block: Fields) -> str:
@@ -30,12 +34,33 @@ def read_text_block(block: Fields) -> str:
 
 
 def finish_block(block: Fields) -> None:
-    """Leave out what was not read. Prefixes are cached without being asked, so that cache_control changes nothing."""
+    """Leave out what was not read. Prefixes are cached without being asked, so that cache_control without a time
+    changes nothing."""
     for name in MADE_HERE:
         block.take(name)
-    block.take("cache_control")
-    block.without_effect("cache_control")
+    kept_seconds(block)
     block.ignore_rest()
+
+
+def kept_seconds(block: Fields) -> int | None:
+    """Return for how long the prompt up to this block is to be leased, if its cache_control says so."""
+    control = block.object(CONTROL)
+    if control is None:
+        return None
+    kind, ttl = control.text("type"), control.text("ttl")
+    if kind not in (None, EPHEMERAL):
+        raise control.unfit("type", kind, f'"{EPHEMERAL}"')
+    if ttl is None:
+        block.without_effect(CONTROL)
+        return None
+    if ttl not in TTLS:
+        raise control.unfit("ttl", ttl, f"one of {', '.join(TTLS)}")
+    return TTLS[ttl]
+
+
+def read_control(fields: Fields, name: str) -> int | None:
+    """Return for how long the whole prompt is to be leased."""
+    return kept_seconds(fields)
 
 
 def read_blocks(fields: Fields, name: str) -> list[Fields]:
@@ -55,6 +80,24 @@ def read_text(fields: Fields, name: str, readers: TextReaders = TEXT_ONLY) -> st
     if not isinstance(value, list):
         raise fields.typed(name, value, "a string or a list of text blocks")
     return BETWEEN.join([read_of_kind(block, readers) for block in read_blocks(fields, name)])
+
+
+@dataclass(frozen=True, slots=True)
+class SystemText:
+    """The text before all messages, and the beginnings of it that are to be leased."""
+
+    text: str
+    marks: tuple[KeptBeginning, ...]
+
+
+def read_system(fields: Fields, name: str) -> SystemText:
+    text, length, marks = read_text(fields, name), 0, []
+    value = fields.take(name)
+    for block in read_blocks(fields, name) if isinstance(value, list) else ():
+        length += len(block.data["text"]) + (len(BETWEEN) if length else 0)
+        if (seconds := kept_seconds(block)) is not None and length:
+            marks.append(KeptBeginning(seconds, 0, length))
+    return SystemText(text, tuple(marks))
 
 
 def read_of_kind(block: Fields, readers: TextReaders) -> str:
@@ -78,6 +121,13 @@ class TurnBlocks:
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)
+    # The times of leases in seconds, each with the results, texts and calls up to its end.
+    marks: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def mark(self, block: Fields) -> None:
+        """Note that the prompt up to the block that was added last is to be leased, if it says so."""
+        if (seconds := kept_seconds(block)) is not None:
+            self.marks.append((seconds, len(self.results), len(self.texts), len(self.calls)))
 
     @property
     def assistant(self) -> Message:
@@ -103,6 +153,7 @@ class Conversation:
         self.call_ids: set[str] = set()
         # The texts of the user's turn that is open: consecutive turns are one.
         self.open: list[str] = []
+        self.marks: list[KeptBeginning] = []
         self.user: BlockReaders = {
             "text": self.add_text,
             "tool_result": self.add_result,
@@ -133,10 +184,25 @@ class Conversation:
             if turn.results:
                 self.close()
                 self.messages += turn.results
+            self.mark_user(turn)
             self.open += turn.texts
         else:
             self.close()
+            for seconds, _, texts, calls in turn.marks:
+                length = len(BETWEEN.join(turn.texts[:texts]))
+                at = len(self.messages)
+                self.marks.append(KeptBeginning(seconds, at + 1) if calls else KeptBeginning(seconds, at, length))
             self.messages.append(turn.assistant)
+
+    def mark_user(self, turn: TurnBlocks) -> None:
+        """Note the marks of a user's turn, whose results are messages by now, and whose texts follow the open ones."""
+        first_result = len(self.messages) - len(turn.results)
+        for seconds, results, texts, _ in turn.marks:
+            if texts:
+                length = len(BETWEEN.join([*self.open, *turn.texts[:texts]]))
+                self.marks.append(KeptBeginning(seconds, len(self.messages), length))
+            else:
+                self.marks.append(KeptBeginning(seconds, first_result + results))
 
     def remind(self, text: str) -> None:
         """Add what the system says: before any turn to its own message, later to the user's turn."""
@@ -170,6 +236,7 @@ class Conversation:
 
     def add_text(self, block: Fields, turn: TurnBlocks) -> None:
         turn.texts.append(read_text_block(block))
+        turn.mark(block)
 
     def add_thought(self, block: Fields, turn: TurnBlocks) -> None:
         """Add reasoning if its seal holds. Another server's, or another launch's, is left out."""
@@ -192,6 +259,7 @@ class Conversation:
         self.call_ids.add(identity)
         call = {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         turn.calls.append(call)
+        turn.mark(block)
 
     def add_result(self, block: Fields, turn: TurnBlocks) -> None:
         identity = block.required_text("tool_use_id")
@@ -202,6 +270,7 @@ class Conversation:
             text = f"Error: {text}"
         finish_block(block)
         turn.results.append({"role": "tool", "tool_call_id": identity, "content": text})
+        turn.mark(block)
 
 
 def read_turns(fields: Fields, name: str) -> tuple[Fields, ...]:

@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parser of /v1/messages: from JSON to the request of a chat. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pontil.http.anthropic.content_blocks import TEXTS, TURNS, Conversation, read_text, read_turns
+from pontil.http.anthropic.content_blocks import (
+    TEXTS,
+    TTLS,
+    TURNS,
+    Conversation,
+    SystemText,
+    read_control,
+    read_system,
+    read_turns,
+)
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.anthropic.tools import (
     CHOICE,
@@ -23,9 +32,10 @@ from pontil.http.fields.prompt import PROMPT, prompt_fields
 from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, sampling_fields
 from pontil.http.fields.structured_output import OutputStructure, schema_structure
 from pontil.http.fields.tools import ToolChoice
+from pontil.http.openai.chat.kept_beginning import KeptBeginning, longest_kept
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
 from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
-from pontil.http.schema.parameter import Parameter, ParameterTable, opened
+from pontil.http.schema.parameter import Parameter, ParameterTable, Schema, opened
 from pontil.http.schema.parameter_types import (
     FlagType,
     InertType,
@@ -96,9 +106,10 @@ def read_count_request(
 def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) -> MessagesRequest:
     values = table.read(fields)
     offered: OfferedTools = values["tools"] or OfferedTools()
-    conversation, system = Conversation(seal, ToolReferences(offered).read), values["system"]
-    if system:
-        conversation.messages.append({"role": "system", "content": system})
+    conversation = Conversation(seal, ToolReferences(offered).read)
+    system: SystemText = values["system"] or SystemText("", ())
+    if system.text:
+        conversation.messages.append({"role": "system", "content": system.text})
     conversation.read(values["messages"])
     if all(message["role"] == "system" for message in conversation.messages):
         raise fields.wrong("messages", "hold no turn of the user: give at least one")
@@ -143,8 +154,22 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
         handling=prompt_fields(fields, chat_values),
         include_reasoning=thinking.wanted,
         kv_transfer=values["kv_transfer_params"],
+        kept=longest_kept(kept_beginnings(system, offered, conversation, values["cache_control"])),
     )
     return MessagesRequest(chat, values["max_tokens"], thinking.wanted)
+
+
+def kept_beginnings(
+    system: SystemText, offered: OfferedTools, conversation: Conversation, whole: int | None
+) -> Iterator[KeptBeginning]:
+    """Yield what blocks ask to be leased, in the order of the prompt: templates tell of tools behind the system's
+    text."""
+    yield from system.marks
+    if offered.seconds is not None:
+        yield KeptBeginning(offered.seconds, 1 if system.text else 0)
+    yield from conversation.marks
+    if whole is not None:
+        yield KeptBeginning(whole)
 
 
 def read_thinking(fields: Fields, name: str) -> SentThinking:
@@ -184,6 +209,11 @@ OUTPUT_CONFIG = (
     Parameter("effort", TextType(0, MAX_OPTION), "a variable of the template, where it reads it"),
     Parameter("format", FORMAT, "the JSON schema that the answer follows"),
 )
+CONTROL_SCHEMA: Schema = {
+    "title": '`{"type": "ephemeral", "ttl": …}` of `5m` or `1h`',
+    "type": "object",
+    "properties": {"type": {"enum": ["ephemeral", None]}, "ttl": {"enum": [*TTLS, None]}},
+}
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 # Anthropic's words for classes, each with that of chats.
 TIERS = {"auto": "auto", "standard_only": "default"}
@@ -192,7 +222,7 @@ OWN = (
     Parameter("model", TextType(), "the name of the one model that is served, or one that begins with `claude-`"),
     Parameter("messages", ShapedType(read_turns, TURNS), "the turns of user and assistant", required=True),
     Parameter("max_tokens", IntegerType(1), "the most tokens of the answer, if the context has room", required=True),
-    Parameter("system", ShapedType(read_text, TEXTS), "a system message before the others"),
+    Parameter("system", ShapedType(read_system, TEXTS), "a system message before the others"),
     Parameter("stream", FlagType(), "send the answer as events while it is made", False),
     Parameter("stop_sequences", CHATS["stop"].kind, "texts that end the answer where they appear in it", ()),
     Parameter("tools", ShapedType(read_tools, TOOLS), "functions that the model may call", ()),
@@ -205,11 +235,11 @@ OWN = (
     Parameter("output_config", OptionsType(OUTPUT_CONFIG), "of the answer"),
     Parameter("output_format", FORMAT, "the older name of output_config.format"),
     Parameter("service_tier", WordType(tuple(TIERS)), "the class of the request, at most that of its key", "auto"),
+    Parameter("cache_control", ShapedType(read_control, CONTROL_SCHEMA), "with a `ttl`: lease the prompt's KV so long"),
 )
 # Sent by Anthropic's clients; a strict server takes them too.
 INERT = (
     Parameter("metadata", InertType(ObjectType(), None), "who the end user is"),
-    Parameter("cache_control", InertType(ObjectType(), None), "prefixes are cached without being asked"),
     Parameter("context_management", InertType(ObjectType(), ({},)), "clear what is old in a long conversation"),
     Parameter("inference_geo", InertType(SHORT), "where the model runs"),
 )

@@ -16,6 +16,7 @@ USAGE = closed(
     {
         "input_tokens": COUNT,
         "cache_creation_input_tokens": COUNT,
+        "cache_creation": closed({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT}),
         "cache_read_input_tokens": COUNT,
         "output_tokens": COUNT,
         "service_tier": {"enum": ["priority", "standard", "batch"]},

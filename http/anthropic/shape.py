@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pontil.http.anthropic.content_blocks import TTLS
 from pontil.http.anthropic.error_shape import message_error
 from pontil.http.anthropic.message_blocks import MessageBlocks, message_event
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
@@ -18,6 +19,7 @@ from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 
@@ -27,12 +29,16 @@ TIERS = {"priority": "priority", "default": "standard", "flex": "batch"}
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def usage_object(usage: Usage, tier: str) -> dict[str, Any]:
-    """Return the usage in this class, whose input tokens are those that were computed. Nothing is billed for being
-    cached."""
+def usage_object(usage: Usage, tier: str, created: tuple[int, int]) -> dict[str, Any]:
+    """Return the usage in this class. Of the tokens that were computed some were `created` for a lease of so many
+    seconds; the input tokens are the others."""
+    made, seconds = created
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - made,
+        "cache_creation_input_tokens": made,
+        "cache_creation": {
+            f"ephemeral_{name}_input_tokens": made if seconds == lasts else 0 for name, lasts in TTLS.items()
+        },
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "service_tier": TIERS[tier],
@@ -115,7 +121,9 @@ class MessagesShape:
         return self.message(self.blocks.blocks, self.reason, self.usage(usage)) | self.notes(verdicts)
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        return usage_object(usage, self.heading.service_tier)
+        work = None if self.request is None else self.request.work
+        created = work.created(usage.cached_tokens) if isinstance(work, Generation) else (0, 0)
+        return usage_object(usage, self.heading.service_tier, created)
 
     def notes(self, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         """Return the fields about the verdict on an answer that was checked, about a prompt that was kept, and about

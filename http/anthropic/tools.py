@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.http.anthropic.content_blocks import UNSUPPORTED, finish_block
+from pontil.http.anthropic.content_blocks import UNSUPPORTED, finish_block, kept_seconds
 from pontil.http.fields.tools import FUNCTION, ToolChoice, read_definition, tools_schema
 from pontil.http.schema.message_schema import MAX_TOOLS
 from pontil.http.schema.parameter import Schema, opened
@@ -27,10 +27,12 @@ class SentChoice:
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
     """The tools as a chat has them. The model is shown the `deferred` ones where a tool_reference names them, and not
-    before: they may come and go without changing the beginning of the prompt."""
+    before: they may come and go without changing the beginning of the prompt. What the prompt says of them is to be
+    leased for so many `seconds`."""
 
     tools: tuple[dict[str, Any], ...] = ()
     deferred: frozenset[str] = frozenset()
+    seconds: int | None = None
 
     @property
     def functions(self) -> Mapping[str, dict[str, Any]]:
@@ -59,7 +61,7 @@ class ToolReferences:
 def read_tools(fields: Fields, name: str) -> OfferedTools:
     """Read the tools. Those with a type of Anthropic's run there or in its clients: they are left out and noted."""
     names: set[str] = set()
-    tools, deferred = [], set[str]()
+    tools, deferred, seconds = [], set[str](), None
     for tool in fields.objects(name, MAX_TOOLS):
         kind = tool.text("type")
         if kind not in (None, CUSTOM):
@@ -72,11 +74,12 @@ def read_tools(fields: Fields, name: str) -> OfferedTools:
         if tool.boolean("defer_loading", False):
             deferred.add(tool.data["name"])
         finish_block(tool)
+        seconds = max(seconds or 0, kept_seconds(tool) or 0) or None
         shown = {key: tool.data[key] for key in ("name", "description", "strict") if tool.data.get(key) is not None}
         if tool.data.get(SCHEMA) is not None:
             shown["parameters"] = tool.data[SCHEMA]
         tools.append({"type": "function", "function": shown})
-    return OfferedTools(tuple(tools), frozenset(deferred))
+    return OfferedTools(tuple(tools), frozenset(deferred), seconds)
 
 
 def read_choice(fields: Fields, name: str) -> SentChoice:

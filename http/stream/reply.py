@@ -268,8 +268,11 @@ async def reply(
 
 
 def route_of(stream: Stream) -> dict[str, str]:
-    """Return the header that names the workers, which must be known."""
-    return {"x-pontil-route": stream.route}
+    """Return the header that names the workers, which must be known, and those about the work."""
+    headers = {"x-pontil-route": stream.route}
+    for request in stream.requests:
+        headers |= request.work.headers
+    return headers
 
 
 async def reply_whole(

@@ -14,7 +14,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 HEADER = "x-pontil-ignored"
 SENT: dict[str, Any] = {
     "metadata": {"a": "b"}, "user": "me", "safety_identifier": "s", "store": True,
-    "prompt_cache_retention": "24h", "parallel_tool_calls": True, "include_reasoning": False,
+    "parallel_tool_calls": True, "include_reasoning": False,
     "audio": {"voice": "alloy"}, "litellm_trace": {"id": 1}, "extra_body": None, "vllm_xargs": {},
     "tool_choice": "auto",
 }  # fmt: skip
@@ -43,8 +43,7 @@ def test_they_change_no_answer(pair: ScriptedSite) -> None:
     assert answers[0]["choices"] == answers[1]["choices"] and answers[0]["usage"] == answers[1]["usage"]
 
 
-@pytest.mark.parametrize("name", ["metadata", "safety_identifier", "store", "prompt_cache_retention",
-                                  "litellm_trace"])  # fmt: skip
+@pytest.mark.parametrize("name", ["metadata", "safety_identifier", "store", "litellm_trace"])
 def test_a_strict_server_refuses_them(strict: ScriptedSite, name: str) -> None:
     answer = strict.chat(**{name: SENT[name]})
     assert (answer.status, answer.json["error"]["param"]) == (400, name)

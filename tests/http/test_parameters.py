@@ -176,7 +176,7 @@ def test_what_changes_no_answer_is_named_and_refused_by_a_strict_server(endpoint
         for one in parameters
         if isinstance(one.kind, InertType)
     }
-    assert {"metadata", "store", "user", "safety_identifier", "prompt_cache_retention"} <= inert.keys()
+    assert {"metadata", "store", "user", "safety_identifier"} <= inert.keys()
     some = {"string": "x", "boolean": True, "object": {"a": "b"}}
     for name, (schema, allowed) in inert.items():
         value = some[schema["type"]]

@@ -20,6 +20,7 @@ from pontil.http.fields.sampling import (
     sampling_fields,
 )
 from pontil.http.openai.chat.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
+from pontil.http.openai.chat.kept_beginning import RETENTION, KeptBeginning, retained, without_retention
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, TextType
@@ -30,7 +31,7 @@ from pontil.http.schema.reader import Fields, IgnoredFields
 class ChatRequest:
     """A chat completion request. `prompt` is the input of the chat template. Reasoning is left out of the reply unless
     `include_reasoning`. With `audio` the answer comes in sound too. `media` are the recordings and images of the
-    prompt, once they are read for a model that encodes them."""
+    prompt, once they are read for a model that encodes them. `kept` is the beginning that is to be leased."""
 
     model: str | None
     prompt: ChatPrompt
@@ -42,6 +43,7 @@ class ChatRequest:
     audio: AudioOutput | None = None
     kv_transfer: KVTransferFields | None = None
     media: GivenMedia | None = None
+    kept: KeptBeginning | None = None
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
@@ -67,6 +69,7 @@ def chat_of(fields: Fields, values: Mapping[str, Any]) -> ChatRequest:
         echo=values["echo"],
         audio=audio_output(fields, values),
         kv_transfer=values["kv_transfer_params"],
+        kept=retained(values),
     )
 
 
@@ -101,7 +104,8 @@ CHAT = (
     Parameter("prompt", NeutralType(("", []), "is for /v1/completions: send messages"), "text or token ids"),
     Parameter("suffix", NeutralType(("",)), "text after the answer"),
     KV_TRANSFER,
-    *INERT,
+    RETENTION,
+    *without_retention(INERT),
     *UNSUPPORTED,
 )
 TABLE = ParameterTable(CHAT)

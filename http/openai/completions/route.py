@@ -17,6 +17,7 @@ from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader, check_type, understood
 from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.kept_beginning import RETENTION, KeptBeginning, common
 from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
 from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
 from pontil.http.openai.chat.reasoning_switch import with_budget
@@ -149,7 +150,26 @@ class Preparation:
         ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
         work = moved(self.fit(ids, chat_request, snapshot, prompt_name, most_tokens), remote)
         work.parts = prompt.parts
+        if (kept := chat_request.kept) is not None:
+            tokens = await self.kept_tokens(chat_request, kept, work.prompt, limit)
+            work.wish = self.proxy.leases.wish(ticket.caller, kept.seconds, tokens, must=False)
+            if remote is not None or self.proxy.config.graph is not None:
+                work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
+
+    async def kept_tokens(
+        self, chat_request: ChatRequest, kept: KeptBeginning, ids: Sequence[int], limit: TextLimit
+    ) -> int:
+        """Return how many tokens of a chat's prompt are to be leased: those that any chat begins with that begins so.
+        None where the template does not render that beginning."""
+        if kept.messages is None:
+            return len(ids)
+        special = chat_request.handling.add_special_tokens
+        try:
+            begun = await self.prompts.chat(kept.of(chat_request.prompt), limit, special)
+        except RequestError:
+            return 0
+        return common(ids, begun.ids)
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
@@ -182,6 +202,9 @@ class Preparation:
         prefixes = await lookup.prepare(prompts, ready.ticket.cache_salt)
         for work, prefix in zip(ready.works, prefixes, strict=False):
             work.prefix = prefix
+        for work in ready.works:
+            if work.wish is not None and work.wish.asks:
+                self.proxy.leases.settle(work.wish, work.prefix)
 
     async def usable(self, sampling: SamplingFields) -> SamplingFields:
         """Return the fields with a structure that can be used, if they have one."""
@@ -305,6 +328,9 @@ class GenerationRoutes:
         understood(request)
         check_not_continued(request)
         check_no_receipt(request, "an answer in sound, or about recordings or images,")
+        if ready.works[0].wish is not None:
+            ready.works[0].wish = None
+            ready.wanted.prompt.ignored.note(RETENTION.name)
         shape.schema_watch = self.schema_watch(ready.sampling)
         return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
 

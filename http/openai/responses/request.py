@@ -11,6 +11,7 @@ from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, parameter, sampling_fields
+from pontil.http.openai.chat.kept_beginning import RETENTION, retained
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
 from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
 from pontil.http.openai.responses.input_items import (
@@ -191,6 +192,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
         handling=prompt_fields(fields, chat_values),
         include_reasoning=True,
         kv_transfer=values["kv_transfer_params"],
+        kept=retained(values),
     )
     echo_fields = echoed_fields(data, values, tools)
     check_echoed(echo_fields)
@@ -296,7 +298,6 @@ SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 SENT_BY_CLIENTS = (
     Parameter("user", InertType(SHORT, None), "who the end user is"),
     Parameter("safety_identifier", InertType(SHORT), "who the end user is"),
-    Parameter("prompt_cache_retention", InertType(SHORT), "how long prefixes are cached"),
 )
 REASONING_OPTIONS = (
     Parameter("effort", TextType(0, MAX_OPTION), "a variable of the template, where it reads it"),
@@ -321,6 +322,7 @@ DECLARED = (
     Parameter("reasoning", OptionsType(REASONING_OPTIONS), "`effort`, for the template"),
     Parameter("max_tool_calls", InertType(IntegerType(1), None), "of tools at OpenAI, of which none are here"),
     *SENT_BY_CLIENTS,
+    RETENTION,
     KV_TRANSFER,
     Parameter("background", NeutralType((False,)), "answer later"),
     Parameter("conversation", NeutralType(others="is not supported: use previous_response_id"), "a kept conversation"),

@@ -24,12 +24,15 @@ from pontil.runtime.proxy.leases.lease_quota import LeaseQuota
 from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView, check_state
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
+from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
 # Leases that are over and can still be asked for.
 REMEMBERED = 4096
+# The names of leases that clients asked for, and of those that came beside an answer, begin so.
+ASKED, BESIDE = "prefix", "cache"
 LEFT, DIED, GONE, NOT_FOUND = (
     "its worker left for good",
     "its worker ended, and no other process came in its place",
@@ -55,6 +58,8 @@ class FleetLeases:
         self.books, self.clock, self.send = books, clock, send
         self.views: dict[str, LeaseView] = {}
         self.over: dict[str, LeaseView] = {}
+        # Held ones, by owner and the key of the last block.
+        self.ends: dict[tuple[str, int], LeaseView] = {}
         self.wishes: dict[str, LeaseWish] = {}
         # Leases that nobody was told of, should a worker grant them: their requests ended before.
         self.unwanted: dict[str, None] = {}
@@ -64,9 +69,33 @@ class FleetLeases:
 
     def wish(self, owner: str, seconds: int, tokens: int, *, must: bool) -> LeaseWish:
         """Return a wish for a lease, for a request that will be submitted."""
-        name = f"prefix-{secrets.token_hex(12)}"
+        name = f"{ASKED if must else BESIDE}-{secrets.token_hex(12)}"
         has_room = partial(self.quota.has_room, tokens)
         return LeaseWish(name, owner, seconds, tokens, must, self.wishes, has_room)
+
+    def settle(self, wish: LeaseWish, prefix: PromptPrefix | None) -> None:
+        """Extend the lease of this key that there is on the same beginning, so that a repeated turn makes no second
+        one. Else see whether there is room for a new one, which takes the place of those that came beside earlier turns
+        of a conversation; without room the longest of these is extended."""
+        now, blocks = self.clock(), 0
+        keys: tuple[int, ...] = ()
+        if prefix is not None:
+            blocks = wish.tokens // prefix.block_size
+            keys = tuple(prefix.keys[:blocks])
+        found = [view for key in keys if (view := self.ends.get((wish.owner, key))) is not None and now < view.term.end]
+        try:
+            if found and len(keys) == blocks and found[-1].last_key == keys[-1]:
+                self.extend(found[-1], wish.seconds)
+                wish.renew(found[-1].id, found[-1].term.size)
+            else:
+                self.quota.check_room(wish.owner, wish.tokens, now)
+                wish.covers = tuple(view.id for view in found if view.id.startswith(BESIDE))
+        except RequestError as error:
+            wish.refuse(str(error))
+            # One that is too short is refused for no want of room.
+            self.quota.refusals += error.status != 400
+            if found:
+                self.extend(found[-1], wish.seconds)
 
     def granted(self, wish: LeaseWish) -> LeaseView:
         """Return the lease that a request got, which has ended. Raises RequestError where it got none."""
@@ -143,7 +172,7 @@ class FleetLeases:
         """End a lease as its worker says: one of this view, or one of which the proxy that billed it did not hear."""
         view = self.views.get(message.lease_id)
         if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
-            view = self.views[message.lease_id] = self.view_of(message, worker)
+            view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
             self.close(view, message.state, view.term.began + message.age, message.reason)
 
@@ -152,7 +181,7 @@ class FleetLeases:
         now, name = self.clock(), message.lease_id
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
-            view = self.views[name] = self.view_of(message, worker)
+            view = self.see(message, worker)
         if view.worker != message.sender:
             self.order(view, RELEASE)
             if view.worker is not None:
@@ -164,13 +193,21 @@ class FleetLeases:
             self.order(view, EXTEND)
         view.pin(worker.prefixes)
         if wish is not None:
-            wish.grant(message.size)
+            wish.grant(message.size, message.tokens)
+            self.take_place(wish, view.term.end)
         self.note(view)
 
-    def view_of(self, message: LeaseState, worker: RegisteredWorker) -> LeaseView:
+    def take_place(self, wish: LeaseWish, end: float) -> None:
+        """Release the leases that a new one, until that time, covers for as long as they last."""
+        for name in wish.covers:
+            if (covered := self.views.get(name)) is not None and covered.term.end <= end:
+                self.release(covered)
+        wish.covers = ()
+
+    def see(self, message: LeaseState, worker: RegisteredWorker) -> LeaseView:
         """Return a view of a lease that a worker has told of for the first time."""
         term = LeaseTerm(message.size, self.clock() - message.age, message.seconds)
-        return LeaseView(
+        view = self.views[message.lease_id] = LeaseView(
             message.lease_id,
             message.owner,
             message.tokens,
@@ -181,6 +218,8 @@ class FleetLeases:
             time.time() - message.age,
             message.keys,
         )
+        self.ends.setdefault((view.owner, view.last_key), view)
+        return view
 
     def on_told(self, message: LeasesTold) -> None:
         """Refund the leases that a worker should hold, and does not: it has told all that it has."""
@@ -223,6 +262,8 @@ class FleetLeases:
         view.term.close(state, self.clock() if at is None else at, reason)
         view.pin(None)
         del self.views[view.id]
+        if self.ends.get((view.owner, view.last_key)) is view:
+            del self.ends[view.owner, view.last_key]
         self.over[view.id] = view
         while len(self.over) > REMEMBERED:
             del self.over[next(iter(self.over))]

@@ -9,7 +9,7 @@ from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, LeaseRow
 from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, LeaseTerm
 from pontil.runtime.cache.prefix import KEY_BYTES
 from pontil.runtime.errors import MalformedFrame
-from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_keys_of
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key, short_keys_of
 from pontil.runtime.wire.lease_messages import REFUSED
 from pontil.runtime.wire.messages import LeaseState
 
@@ -49,6 +49,11 @@ class LeaseView:
     @property
     def short_keys(self) -> Sequence[int]:
         return short_keys_of(self.keys)
+
+    @property
+    def last_key(self) -> int:
+        """The key of its last block, as routing knows it; 0 where it is not known."""
+        return short_key(self.keys[-KEY_BYTES:])
 
     def pin(self, prefixes: HeldPrefixes | None) -> None:
         """Have routing know of its keys as those of this worker; None: of no worker."""

@@ -31,7 +31,7 @@ class Generation(Work):
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
         kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
         made = submits(request, sender, secret, deadline, kv_fields)
-        if self.wish is None:
+        if self.wish is None or not self.wish.asks:
             return made
         lease = dict(self.wish.told())
         return [message if message.phase == DECODE else replace(message, lease=lease) for message in made]
@@ -52,12 +52,22 @@ class Generation(Work):
         return LEASED if self.wish is not None and self.wish.must and self.wish.granted else None
 
     def opened(self, request: Request) -> None:
-        if self.wish is not None:
+        if self.wish is not None and self.wish.asks:
             self.wish.open(request.entry)
 
     def ended(self, request: Request) -> None:
         if self.wish is not None:
             self.wish.close()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {} if self.wish is None or self.wish.must else self.wish.headers
+
+    def created(self, cached_tokens: int) -> tuple[int, int]:
+        """Return how many tokens of the prompt were computed for a new lease, and the seconds of that."""
+        if self.wish is None or not self.wish.granted:
+            return 0, 0
+        return max(0, self.wish.made - cached_tokens), self.wish.seconds
 
     @property
     def may_pause(self) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pontil.runtime.accounting.ledger import LedgerEntry
 
+HEADER, REFUSED_HEADER = "x-pontil-lease", "x-pontil-lease-refused"
+
 
 @dataclass(slots=True, eq=False)
 class LeaseWish:
@@ -25,6 +27,17 @@ class LeaseWish:
     entry: LedgerEntry | None = None
     granted: int = 0
     reason: str | None = None
+    asks: bool = True
+    covers: tuple[str, ...] = ()
+    # The tokens of a new lease: those of one that was extended had been computed before.
+    made: int = 0
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The header that says what became of it, once that is known."""
+        if self.granted:
+            return {HEADER: self.id}
+        return {} if self.reason is None else {REFUSED_HEADER: self.reason}
 
     def told(self) -> Mapping[str, Any]:
         """Return it as a Submit has it."""
@@ -36,7 +49,14 @@ class LeaseWish:
     def close(self) -> None:
         self.wishes.pop(self.id, None)
 
-    def grant(self, size: int) -> None:
-        self.granted, self.reason = size, None
+    def renew(self, name: str, size: int) -> None:
+        """Take note that the lease of this name is on the same, and was extended."""
+        self.id, self.granted, self.asks = name, size, False
+
+    def refuse(self, reason: str) -> None:
+        self.reason, self.asks = reason, False
+
+    def grant(self, size: int, tokens: int) -> None:
+        self.granted, self.made, self.reason = size, tokens, None
         if self.must and self.entry is not None:
             self.entry.answered = True

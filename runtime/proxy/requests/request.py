@@ -2,7 +2,7 @@
 """State of one request in the proxy, driven by frames and never by text (A7)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,6 +35,7 @@ from pontil.runtime.wire.messages import Cancel, Embed, Logprobs, NodeOutput, No
 
 # The ticket of a request that no client sent.
 NO_TICKET = Ticket()
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class WorkPart(Enum):
@@ -95,6 +96,11 @@ class Work(ABC):
     def suits(self, worker: str) -> bool:
         """Return whether the worker of this incarnation does it best, of those of these roles."""
         return True
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a reply to it, as far as they are known when it begins."""
+        return NO_HEADERS
 
     @property
     def may_pause(self) -> bool:

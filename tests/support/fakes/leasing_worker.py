@@ -4,10 +4,12 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from scripted_site import ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
 
+from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold, Message, Submit, Welcome
 
@@ -29,6 +31,7 @@ class LeasingWorker(ScriptedWorker):
     def ready(self, budget: int) -> "LeasingWorker":
         self.script, self.leases, self.orders = leasing, dict[str, KeptLease](), list[LeaseOrder]()
         self.budget, self.remembers = budget, True
+        self.last_prompt: list[int] = []
         self.show_room()
         return self
 
@@ -45,7 +48,8 @@ class LeasingWorker(ScriptedWorker):
         about = self.incarnation, self.proxy, wish["id"], wish["owner"], self.proxy
         if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], 0.0, keys=bytes(16) * blocks)
+        keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK), blocks))
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], 0.0, keys=keys)
         self.leases[state.lease_id] = KeptLease(state, time.monotonic())
         self.show_room()
         return state
@@ -91,6 +95,7 @@ class LeasingWorker(ScriptedWorker):
 
 def leasing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     assert isinstance(worker, LeasingWorker)
+    worker.last_prompt = submit.prompt
     if submit.lease is not None and submit.phase != "decode":
         yield worker.grant(submit)
     yield from proper(worker, submit)
