@@ -10,16 +10,14 @@ from functools import cache
 from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
-from event_loop import LoopProcess
 from hash_vectors import pairs_of
 from jinja2 import Environment
-from processes import FAILED
 from sanic.application.constants import ServerStage
 from sanic.application.state import ApplicationServerInfo
 from sanic.mixins import routes
 from sanic.touchup.service import TouchUp
 from sanic_routing import router
-from virtual_time import HERE, ProcessDied, SeededWorld
+from virtual_time import HERE, SeededWorld
 
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.server.service import Service, build_app
@@ -34,6 +32,9 @@ from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.simulated.event_loop import LoopProcess
+from pontil.runtime.wire.simulated.processes import FAILED
+from pontil.runtime.wire.simulated.virtual_time import ProcessDied
 
 # Seconds between two looks of a proxy that leaves at its connections.
 LOOK = 0.1

@@ -99,6 +99,8 @@ ARROWS: dict[str, set[str]] = {
     # Libraries of the extra `otel`, imported where a collector is named.
     "runtime/tracing": {"runtime/timeline"},
     "runtime/wire/links": {"runtime/wire"},
+    # A process whose clock, sockets and threads are replaced, before it imports anything else.
+    "runtime/wire/simulated": set(),
     "runtime/proxy/routing": {
         "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
     },
