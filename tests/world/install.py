@@ -26,7 +26,6 @@ class RealCalls:
     cpu: Any = time.process_time
     clock: Any = time.perf_counter
     open: Any = os.open
-    close: Any = os.close
 
 
 REAL = RealCalls()
@@ -53,7 +52,7 @@ def install() -> None:
 
 def install_descriptors() -> None:
     """Give each process its pid, and close its files when it ends: their locks are what others wait for."""
-    own = os.getpid()
+    own, close = os.getpid(), os.close
     os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
 
     def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
@@ -63,11 +62,9 @@ def install_descriptors() -> None:
         return made
 
     def closed(descriptor: int) -> None:
-        if HERE.world.wakeups.pop(descriptor, None) is not None:
-            return
         for process in HERE.world.processes:
             process.descriptors.discard(descriptor)
-        REAL.close(descriptor)
+        close(descriptor)
 
     replace_in_os(open=opened, close=closed)
 

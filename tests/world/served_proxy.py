@@ -52,6 +52,8 @@ class NamedListener:
 class ProxyProcess(LoopProcess):
     """The process of a proxy. It `listens` once the app has started."""
 
+    world: SeededWorld
+
     def __init__(self, world: SeededWorld, name: str) -> None:
         super().__init__(world, name)
         self.proxy: Proxy | None = None

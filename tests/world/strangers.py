@@ -24,6 +24,8 @@ MOST, STAYS, LOOK = 6, 3.0, 0.2
 class StrangerProcess(WorldProcess):
     """The process of a stranger with these keys, which gives itself a name and tells a server something of requests."""
 
+    world: SeededWorld
+
     def __init__(
         self, world: SeededWorld, keys: Keys | None, server: tuple[str, str], identity: str, requests: list[str]
     ) -> None:

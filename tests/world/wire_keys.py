@@ -91,4 +91,5 @@ def is_network(endpoint: str) -> bool:
 
 
 def owns_its_key(link: WireLink) -> bool:
-    return zmq.curve_public(link.dealer.curve_secretkey) == link.dealer.curve_publickey
+    is_own: bool = zmq.curve_public(link.dealer.curve_secretkey) == link.dealer.curve_publickey
+    return is_own

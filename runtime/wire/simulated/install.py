@@ -30,7 +30,7 @@ def install() -> None:
     install_clock()
     install_randomness()
     install_events()
-    # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
+    # Modules read these when they are called.
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Context", WireContext),
         (zmq, "Poller", WirePoller),
@@ -97,7 +97,13 @@ def install_events() -> None:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return value
 
-    replace_in_os(eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read)
+    close = os.close
+
+    def closed(descriptor: int) -> None:
+        if HERE.world.wakeups.pop(descriptor, None) is None:
+            close(descriptor)
+
+    replace_in_os(close=closed, eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read)
 
 
 def replace_in_os(**stand_ins: Any) -> None:

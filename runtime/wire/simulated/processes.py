@@ -180,7 +180,7 @@ class WorldProcess(ABC):
     def reap(self) -> int:
         return self.code
 
-    def look(self, now: float) -> None:
+    def look(self, now: float) -> Any:
         """Return no sample: what does not send heartbeats does not compute either."""
         return None
 

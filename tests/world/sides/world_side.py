@@ -55,6 +55,8 @@ class WorldCalls(ProcessCalls):
 class CalledProcess(WorldProcess, SideProcess):
     """A process of the world that makes calls. It takes no turns of its own."""
 
+    world: SeededWorld
+
     def __init__(self, world: SeededWorld, name: str, inherits: Sequence[int]) -> None:
         super().__init__(world, name)
         with self.inside():
