@@ -214,6 +214,14 @@ ARROWS: dict[str, set[str]] = {
         "runtime/tokenizer", "runtime/wire", "runtime/worker/generate", "runtime/worker/process",
         "runtime/worker/start",
     },
+    # A launch in virtual time, and the measurement of what it needs.
+    "runtime/planner": {
+        "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
+        "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/probe", "runtime/proxy",
+        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
+        "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
+        "runtime/worker/start",
+    },
     "runtime/stages/worker": {
         "gpu_ops/kernels",
         "runtime/engine",
@@ -363,6 +371,10 @@ ARROWS: dict[str, set[str]] = {
     "launcher/tools/conformance": {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
         "launcher/commands/terminal/status_table", "launcher/options",
+    },
+    "launcher/tools/planner": {
+        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/options",
+        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/wire/simulated",
     },
     "launcher/tools/disturbances": {
         "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",
