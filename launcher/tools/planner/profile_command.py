@@ -5,7 +5,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +17,11 @@ from pontil.launcher.host.devices import find_machine
 from pontil.launcher.options.options import read_environment, read_options
 from pontil.launcher.plan.topology import plan
 from pontil.launcher.tools.bench.extra import require
-from pontil.launcher.tools.planner.profiled_launch import ProxyTimes, launched, proxy_times, words_of
 from pontil.runtime.errors import PontilError
+
+# The rest is imported where it is used: no other command needs asyncio.
+if TYPE_CHECKING:
+    from pontil.launcher.tools.planner.profiled_launch import ProxyTimes
 
 MIXED = "mixed"
 
@@ -41,6 +44,8 @@ def profile(output: Path, rounds: int, config: Path | None, **given: Any) -> Non
     takes minutes, and other work on the machine makes it wrong. `plan` needs the file alone, on any machine.
     """
     require("aiohttp", "profile sends its requests")
+    from pontil.launcher.tools.planner.profiled_launch import launched, proxy_times, words_of
+
     check_output(output)
     environment = read_environment()
     given |= {"role": MIXED}
@@ -63,7 +68,7 @@ def tell(what: str) -> None:
     click.echo(f"measuring: {what}", err=True)
 
 
-def measured(config: dict[str, Any], rounds: int, proxy: ProxyTimes) -> str:
+def measured(config: dict[str, Any], rounds: int, proxy: "ProxyTimes") -> str:
     """Return the profile's text. Raises LaunchError."""
     from pontil.runtime.planner.device_profile import DeviceProfile, HostTimes
     from pontil.runtime.planner.measuring import measure_worker
@@ -94,7 +99,10 @@ def check_output(output: Path) -> None:
     """Raise OptionError where no file can be written, before anything is measured."""
     if not output.resolve().parent.is_dir():
         raise OptionError(f"--output {output}: there is no folder {output.resolve().parent}")
+    is_new = not output.exists()
     try:
         output.open("a").close()
     except OSError as error:
         raise OptionError(f"--output {output} cannot be written: {error.strerror}") from None
+    if is_new:
+        output.unlink()

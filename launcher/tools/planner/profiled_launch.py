@@ -18,6 +18,7 @@ from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
 
+PROXY = re.compile(r"proxy(:\d+)?")
 READY = re.compile(r"ready on (http\S+) after ([\d.]+) s")
 # Seconds that a launch may take to end when it is told to.
 ENDS_WITHIN = 60.0
@@ -40,11 +41,24 @@ class ProfiledLaunch:
     process: "subprocess.Popen[str]"
 
     def proxy_seconds(self) -> float:
-        """Return the processor time of its proxy so far."""
+        """Return the processor time of its proxies so far."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        (proxy,) = [one for one in children if {"child", "proxy"} <= set(one.cmdline())]
-        tasks = Path(f"/proc/{proxy.pid}/task")
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+        return sum(processor_seconds(one) for one in children if PROXY.fullmatch(name_of(one)))
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process so far, in ticks of 10 ms where the kernel counts no nanoseconds."""
+    try:
+        tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    except OSError:
+        return float(sum(process.cpu_times()[:2]))
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return the name of a child of a launch, which is behind the word `child`."""
+    words = process.cmdline()
+    return words[words.index("child") + 1] if "child" in words[:-1] else ""
 
 
 @dataclass(frozen=True, slots=True)
