@@ -26,6 +26,8 @@ MODULES: dict[str, str | None] = {
     "graph": "commands.graph",
     "chat": "commands.chat",
     "bench": None,
+    "profile": None,
+    "plan": None,
     "conformance": None,
     "chaos": None,
     "status": "commands.status",

@@ -34,8 +34,9 @@ from typing import Any
 
 from bench_compare import ComparedLaunch
 from bench_failover import APP, PATIENCE, FailoverServer
-from processor_name import processor_name
 from question_set import KnownQuestion, question_set
+
+from pontil.runtime.probe.processor_name import processor_name
 
 PAIR = ("--prefill", "cpu:0", "--decode", "cpu:1")
 MIXED = ("--role", "mixed")

@@ -52,7 +52,6 @@ import roofline  # noqa: E402
 import torch  # noqa: E402
 from bench_products import product_shares  # noqa: E402
 from host_steps import measure_host  # noqa: E402
-from processor_name import processor_name  # noqa: E402
 
 import app  # noqa: E402, F401
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
@@ -72,6 +71,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
+from pontil.runtime.probe.processor_name import processor_name  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"

@@ -30,7 +30,8 @@ from typing import Any
 from bench_answers import WAYS, Answered, launch_of, put_behind, stream
 from bench_compare import ComparedLaunch
 from bench_failover import FailoverServer
-from processor_name import processor_name
+
+from pontil.runtime.probe.processor_name import processor_name
 
 # The ends of a function, as the paper has them.
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

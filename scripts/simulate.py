@@ -64,9 +64,9 @@ def model_for(folder: Path) -> "TinyModel":
     sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / room) for room in ("world", "support/models"))]
     # Nothing of what is imported is garbage.
     gc.disable()
-    # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
-    import_module("install").install()
+    # Each of these before the next: the checkout as package pontil, the stand-ins, then what keeps what it imports.
     import_module("app")
+    import_module("install").install()
     made: TinyModel = import_module("shared_model").read(folder)
     return made
 

@@ -62,7 +62,7 @@ def follow(config: "WorkerConfig", parent: int) -> NoReturn:
     try:
         die_with_parent(parent)
         os.sched_setaffinity(0, config.cores)
-        from pontil.runtime.recompute.verification import NoReports
+        from pontil.runtime.reporting import NoReports
         from pontil.runtime.worker.entry import run_worker
 
         run_worker(config, NoReports())

@@ -34,6 +34,8 @@ ENTRY_POINTS = {
     "nixl": EntryPoint("runtime/transfer/nixl", "runtime.transfer.nixl.connector:NixlConnector", "the connector nixl"),
     "node-worker": EntryPoint(STAGES, "runtime.stages.worker.open_stage:open_node", SEVERAL),
     "page": EntryPoint("http/page", "http.page.live_page:LivePage", "the live page"),
+    "plan": EntryPoint(TOOLS, "launcher.tools.planner.plan_command:plan", "`pontil plan`"),
+    "profile": EntryPoint(TOOLS, "launcher.tools.planner.profile_command:profile", "`pontil profile`"),
     "ray": EntryPoint("launcher/cluster", "launcher.cluster.entry:launch_on_ray", "--on ray"),
     "runs": EntryPoint(STAGES, "runtime.stages.runs.entry:open_runs", SEVERAL),
     "sound": EntryPoint("http/openai/sound", "http.openai.sound.route:SoundRoutes", "the audio API"),

@@ -2,10 +2,9 @@
 """The check of a file's receipts: their signatures, then everything that they state, computed again."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import TORCH
@@ -14,6 +13,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.receipts.answer_file import AnswerFile
 from pontil.runtime.receipts.statement import MOST_ID, NoReceipt, Receipt
 from pontil.runtime.recompute.recompute import difference, recompute
+from pontil.runtime.reporting import NoReports
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL, promises_bits
 from pontil.runtime.worker.start.assembly import WorkerResources, assemble
@@ -90,18 +90,6 @@ def ranks_of(name: str) -> int | None:
     """Return the number of ranks on which the sums of a receipt's kernels depend, if they do."""
     _, depends, count = name.partition(ROW_PARALLEL)
     return int(count.split()[0]) if depends and count.split()[:1] and count.split()[0].isdecimal() else None
-
-
-class NoReports:
-    """The reporter of a process that nobody watches."""
-
-    def progress(self, text: str, *, waits: bool = False) -> None: ...
-    def ready(self, **facts: Any) -> None: ...
-    def tested(self, number: int, routes: Sequence[dict[str, Any]]) -> None: ...
-    def failed(self, reason: str) -> None: ...
-    def settled(self, order: int, drained: bool) -> None: ...
-    def asked(self, number: int, request: dict[str, Any]) -> None: ...
-    def stepped(self, number: int, working: bool) -> None: ...
 
 
 def verified(file: AnswerFile, how: Recomputation, prompt: str | None) -> Iterator[Verification]:

@@ -10,11 +10,11 @@ import bench_products
 import pytest
 import roofline
 from kernels import opened
-from processor_name import processor_name
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.probe.processor_name import processor_name
 
 RESULT = {
     "kernels": "avx2-01234567", "quantization": "none", "peak": 55.1, "read": 20.3, "prefill": [600.5, 610.0],

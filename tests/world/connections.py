@@ -5,8 +5,9 @@ import asyncio
 from typing import Any, Protocol
 
 from connection_buffers import SHORTER, Pace, PacedInbox, UnreadBytes, WriteBuffer
-from event_loop import LoopProcess
 from virtual_time import SeededWorld
+
+from pontil.runtime.wire.simulated.event_loop import LoopProcess
 
 LATENCY = 80e-6
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from network import LINK_TIMEOUT
-from processes import WorldProcess
 from virtual_time import HERE
 
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
@@ -21,6 +19,8 @@ from pontil.runtime.transfer.shm import peer_pool
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob, cancelled
 from pontil.runtime.transfer.shm.peer_pool import PeerMemory, PeerPool
+from pontil.runtime.wire.simulated.network import LINK_TIMEOUT
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 # Seconds of a pull, and of each of its blocks at least.
 PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6

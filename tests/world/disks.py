@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from unsynced import UnsyncedWrites, remove_run_directory
-from virtual_time import HERE, ProcessDied, SeededWorld
+from virtual_time import HERE, SeededWorld
+
+from pontil.runtime.wire.simulated.virtual_time import ProcessDied
 
 if TYPE_CHECKING:
-    from processes import WorldProcess
+    from pontil.runtime.wire.simulated.processes import WorldProcess
 
 RUN, USAGE, KV = "run", "usage", "kv"
 DISKS = (RUN, USAGE, KV)

@@ -10,7 +10,6 @@ from functools import partial
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
 from link_faults import FLAP, LOOK_AGAIN, LinkFaults, SeedFault
 from operators import LOOK, NEW_KEYS, RESTART_PROXIES, SCALE, UPGRADE, Operators
-from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from ready_probes import probe
 from releases import ReleaseUpgrade, next_name
@@ -19,6 +18,8 @@ from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
 from worker_process import WorkerProcess
+
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 # Kinds with their weights, and the seconds that they last.
 KINDS: dict[str, tuple[int, tuple[float, ...]]] = {

@@ -5,7 +5,7 @@ and exactly one thread of the world runs at a time."""
 import threading
 from collections.abc import Callable
 
-from processes import WorldProcess
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 # Seconds of a turn of a process's own loop besides its step.
 TURN = 50e-6

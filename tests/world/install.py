@@ -2,10 +2,8 @@
 """Replacement of what the world stands for, in this process: before anything of pontil is imported, since modules keep
 what they import. The process can do nothing else afterwards."""
 
-import errno
 import os
 import random
-import secrets
 import time
 import traceback
 from dataclasses import dataclass
@@ -13,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.utils.monitor
 from disks import WorldDisks, install_disks
-from network import WireNetwork, WirePoller
 from virtual_time import HERE, SeededWorld
-from wire_sockets import WireContext, recv_monitor_message
+from wire_keys import KeyedContext, examine
 
-FIRST_WAKEUP = 2_000_000
+from pontil.runtime.wire.simulated import install as simulated
+from pontil.runtime.wire.simulated.install import replace_in_os
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class RealCalls:
     cpu: Any = time.process_time
     clock: Any = time.perf_counter
     open: Any = os.open
-    close: Any = os.close
 
 
 REAL = RealCalls()
@@ -37,62 +33,26 @@ REAL = RealCalls()
 
 def enter(world: SeededWorld, folder: Path = Path("/nonexistent")) -> None:
     """Make a world, whose disks are below a folder, the one that all stand-ins refer to."""
-    HERE.world = world
+    simulated.enter(world)
     WorldDisks(world, folder)
-    world.network = WireNetwork(world)
+    world.network.examine = examine
     random.seed(f"{world.seed}/global")
 
 
 def install() -> None:
     """Replace clock, randomness, zmq, process ids and descriptors that belong to a process."""
-    install_clock()
-    install_randomness()
+    simulated.install()
     install_descriptors()
-    install_events()
     install_disks()
-    # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
-    replaced: list[tuple[Any, str, Any]] = [
-        (zmq, "Context", WireContext),
-        (zmq, "Poller", WirePoller),
-        (zmq.utils.monitor, "recv_monitor_message", recv_monitor_message),
-    ]
-    for owner, name, stand_in in replaced:
-        setattr(owner, name, stand_in)
+    untyped: Any = zmq
+    untyped.Context = KeyedContext
     # For what asks for the time while it is imported.
     enter(SeededWorld(0))
 
 
-def install_clock() -> None:
-    """Replace every clock: prometheus_client and asyncio take theirs by name when they are imported."""
-
-    def clock() -> float:
-        # As `SeededWorld.now`: half of all calls of it come from here.
-        world = HERE.world
-        current = world.current
-        return world.time if current is None else world.time + current.ahead
-
-    time.monotonic = time.perf_counter = clock
-    time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
-    time.time = lambda: HERE.world.of_the_day()
-    time.time_ns = lambda: int(HERE.world.of_the_day() * 1e9)
-
-
-def install_randomness() -> None:
-    """Replace the system's randomness; `random` itself has a seed."""
-
-    def chance() -> random.Random:
-        return HERE.world.random("secrets")
-
-    secrets.token_bytes = lambda nbytes=None: chance().randbytes(nbytes or 32)
-    secrets.token_hex = lambda nbytes=None: chance().randbytes(nbytes or 32).hex()
-    secrets.randbits = lambda k: chance().getrandbits(k)
-    secrets.randbelow = lambda exclusive_upper_bound: chance().randrange(exclusive_upper_bound)
-    secrets.choice = lambda seq: chance().choice(seq)
-
-
 def install_descriptors() -> None:
     """Give each process its pid, and close its files when it ends: their locks are what others wait for."""
-    own = os.getpid()
+    own, close = os.getpid(), os.close
     os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
 
     def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
@@ -102,48 +62,11 @@ def install_descriptors() -> None:
         return made
 
     def closed(descriptor: int) -> None:
-        if HERE.world.wakeups.pop(descriptor, None) is not None:
-            return
         for process in HERE.world.processes:
             process.descriptors.discard(descriptor)
-        REAL.close(descriptor)
+        close(descriptor)
 
     replace_in_os(open=opened, close=closed)
-
-
-def install_events() -> None:
-    """Have an event descriptor be a number of the world, whose change wakes its process."""
-
-    def eventfd(initval: int = 0, flags: int = 0) -> int:
-        made = FIRST_WAKEUP + len(HERE.world.wakers)
-        HERE.world.wakeups[made] = initval
-        HERE.world.wakers[made] = HERE.world.current
-        return made
-
-    def check(descriptor: int) -> None:
-        if descriptor not in HERE.world.wakeups:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    def eventfd_write(descriptor: int, value: int) -> None:
-        check(descriptor)
-        HERE.world.wakeups[descriptor] += value
-        waker = HERE.world.wakers[descriptor]
-        if waker is not None:
-            waker.notify()
-
-    def eventfd_read(descriptor: int) -> int:
-        check(descriptor)
-        value, HERE.world.wakeups[descriptor] = HERE.world.wakeups[descriptor], 0
-        if not value:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return value
-
-    replace_in_os(eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read)
-
-
-def replace_in_os(**stand_ins: Any) -> None:
-    for name, stand_in in stand_ins.items():
-        setattr(os, name, stand_in)
 
 
 def show_failures() -> None:

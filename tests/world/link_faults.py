@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from network import FLAPS_AFTER, WireLink
-from processes import WorldProcess
 from virtual_time import SeededWorld
+
+from pontil.runtime.wire.simulated.network import FLAPS_AFTER, WireLink
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 FLAP = "flap"
 # Share of cuts that wait for a message, and seconds for which they do. There are up to so many cuts in a row: all but

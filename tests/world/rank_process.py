@@ -17,7 +17,6 @@ from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
 from hash_model import layout_of
 from hash_ranks import DividedRunner, HashTiles, RoundsRunner, exchange_rows
-from processes import FAILED
 from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
 from worker_process import step_seconds
@@ -31,6 +30,7 @@ from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.wire.simulated.processes import FAILED
 from pontil.runtime.worker.follower import FollowedTiles, Follower, FollowerStart
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver

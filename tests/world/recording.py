@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from served_proxy import ProxyProcess
-from virtual_time import BEGIN, SeededWorld
+from virtual_time import SeededWorld
 
 from pontil.http.page import page_files
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
+from pontil.runtime.wire.simulated.virtual_time import BEGIN
 
 # Virtual seconds between two frames.
 EVERY = 0.1

@@ -33,8 +33,10 @@ from sounds import with_sounds
 from strangers import Strangers
 from supervised_site import SupervisedSite
 from unsynced import UnsyncedWrites
-from virtual_time import SeededWorld, TraceWriter
+from virtual_time import SeededWorld
 from watching import SeedWatch
+
+from pontil.runtime.wire.simulated.virtual_time import TraceWriter
 
 # Seconds that a launch has to become whole, at its begin and after the last fault.
 WHOLE_WITHIN = 30.0

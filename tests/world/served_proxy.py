@@ -7,14 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
-from event_loop import LoopProcess
 from hash_vectors import pairs_of
 from jinja2 import Environment
-from processes import FAILED
 from sanic.application.constants import ServerStage
 from sanic.application.state import ApplicationServerInfo
 from sanic.touchup.service import TouchUp
-from virtual_time import HERE, ProcessDied, SeededWorld
+from virtual_time import HERE, SeededWorld
 
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.server.service import Service, build_app
@@ -29,6 +27,9 @@ from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.simulated.event_loop import LoopProcess
+from pontil.runtime.wire.simulated.processes import FAILED
+from pontil.runtime.wire.simulated.virtual_time import ProcessDied
 
 # Seconds between two looks of a proxy that leaves at its connections.
 LOOK = 0.1
@@ -45,6 +46,8 @@ class NamedListener:
 
 class ProxyProcess(LoopProcess):
     """The process of a proxy. It `listens` once the app has started."""
+
+    world: SeededWorld
 
     def __init__(self, world: SeededWorld, name: str) -> None:
         super().__init__(world, name)

@@ -16,7 +16,6 @@ import random_runs
 import rank_meetings
 import served_proxy
 import stream_memory
-import thread_events
 import torch
 from engine_process import TinyModel
 from routes_once import compile_routes_once
@@ -24,6 +23,7 @@ from tiny_llama import write_tiny_llama
 
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
+from pontil.runtime.wire.simulated import thread_events
 
 
 def read(folder: Path) -> TinyModel:

@@ -4,7 +4,6 @@ theirs. They connect to proxies and workers, speak as a worker would, and ask fo
 
 from dataclasses import replace
 
-from processes import WorldProcess
 from served_proxy import ProxyProcess
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
@@ -16,6 +15,7 @@ from pontil.runtime.wire.links.connection_monitor import Reachability
 from pontil.runtime.wire.links.keys import SECRET_BYTES, Keys
 from pontil.runtime.wire.links.sockets import PeerClient, open_context
 from pontil.runtime.wire.messages import Abandon, Cancel, Tokens
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 # The most strangers of a seed, the seconds for which each stays, and between two looks of it.
 MOST, STAYS, LOOK = 6, 3.0, 0.2
@@ -23,6 +23,8 @@ MOST, STAYS, LOOK = 6, 3.0, 0.2
 
 class StrangerProcess(WorldProcess):
     """The process of a stranger with these keys, which gives itself a name and tells a server something of requests."""
+
+    world: SeededWorld
 
     def __init__(
         self, world: SeededWorld, keys: Keys | None, server: tuple[str, str], identity: str, requests: list[str]

@@ -13,8 +13,8 @@ from typing import Any
 
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
+from kinds import those_of
 from plain_process import PlainProcess
-from processes import WorldProcess, those_of
 from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
@@ -49,6 +49,7 @@ from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.wire.links.keys import Keys
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 # Roles of workers that make no tokens.
 PLAIN_ROLES = (*TEXT_ROLES, NODE)

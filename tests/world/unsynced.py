@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from processes import WorldProcess
+    from pontil.runtime.wire.simulated.processes import WorldProcess
 
 PAGE = 4096
 # PRAGMA synchronous of a database whose commits are on the disk when they return.

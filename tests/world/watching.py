@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_clients import a_leased_block_is_found
-from network import LINK_TIMEOUT
 from releases import NEXT, is_next, may_wait_for_its_release
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.wire.simulated.network import LINK_TIMEOUT
 from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:

@@ -4,14 +4,14 @@ product's own ZAP authenticator is asked. Nothing is encrypted: nobody reads on 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 from zmq.utils import z85
 
-if TYPE_CHECKING:
-    from network import WireLink
-    from processes import WorldProcess
+from pontil.runtime.wire.simulated.network import WireLink
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.wire_sockets import WireContext
 
 # The name of the thread that answers the questions.
 ANSWERS = "doorkeeper"
@@ -24,7 +24,7 @@ OTHER_MECHANISM, REFUSED = 0x11000002, 400
 class ZapSocket:
     """Stands for the REP socket of a process's ZAP authenticator."""
 
-    def __init__(self, process: "WorldProcess") -> None:
+    def __init__(self, process: WorldProcess) -> None:
         self.process = process
         self.inbox: deque[tuple[WireLink, list[bytes]]] = deque()
         # The connections whose questions were read and not answered.
@@ -37,7 +37,7 @@ class ZapSocket:
     def bind(self, endpoint: str) -> None:
         self.process.zap = self
 
-    def ask(self, link: "WireLink", public: bytes) -> None:
+    def ask(self, link: WireLink, public: bytes) -> None:
         """Have the authenticator decide who may connect."""
         question = [VERSION, b"1", DOMAIN, ADDRESS, b"", MECHANISM, z85.decode(public)]
         self.inbox.append((link, question))
@@ -61,7 +61,14 @@ class ZapSocket:
         self.closed, self.process.zap = True, None
 
 
-def examine(link: "WireLink") -> None:
+class KeyedContext(WireContext):
+    """Stands for zmq.Context, also for an authenticator."""
+
+    def socket(self, kind: int) -> Any:
+        return ZapSocket(self.process) if kind == zmq.REP else super().socket(kind)
+
+
+def examine(link: WireLink) -> None:
     """Decide about a new connection by the keys of both ends. Without an authenticator, who knows the server's public
     key and has any of his own may connect."""
     server, client = link.router, link.dealer
@@ -83,5 +90,6 @@ def is_network(endpoint: str) -> bool:
     return endpoint.startswith("tcp:")
 
 
-def owns_its_key(link: "WireLink") -> bool:
-    return zmq.curve_public(link.dealer.curve_secretkey) == link.dealer.curve_publickey
+def owns_its_key(link: WireLink) -> bool:
+    is_own: bool = zmq.curve_public(link.dealer.curve_secretkey) == link.dealer.curve_publickey
+    return is_own

@@ -6,12 +6,12 @@ import signal
 from abc import abstractmethod
 
 from copying import EventConnector
-from network import is_readable
-from processes import FAILED, WorldProcess
 from virtual_time import SeededWorld
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.simulated.network import is_readable
+from pontil.runtime.wire.simulated.processes import FAILED, WorldProcess
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.process.workload import Workload
 

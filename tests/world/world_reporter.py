@@ -3,10 +3,9 @@
 
 from collections.abc import Callable
 
-from processes import WorldProcess
-
 from pontil.launcher.child.reporter import PipeReporter
 from pontil.launcher.child.reports import HeartbeatReport, Report
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 
 class WorldReporter(PipeReporter):

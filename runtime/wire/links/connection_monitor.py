@@ -4,7 +4,7 @@
 from enum import Enum
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils import monitor
 
 # A handshake takes milliseconds. A failed one may have met a server that was shutting down, so one failure proves
 # nothing.
@@ -49,7 +49,7 @@ class ConnectionMonitor:
     def look(self, now: float) -> None:
         """Process the events since the last call."""
         while self.events is not None and int(self.events.getsockopt(zmq.EVENTS)) & READABLE:
-            self.happened(recv_monitor_message(self.events)["event"], now)
+            self.happened(monitor.recv_monitor_message(self.events)["event"], now)
 
     def happened(self, event: int, now: float) -> None:
         """Apply one event. A disconnect changes only an open connection; it does not clear REFUSED."""

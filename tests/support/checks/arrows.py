@@ -99,6 +99,8 @@ ARROWS: dict[str, set[str]] = {
     # Libraries of the extra `otel`, imported where a collector is named.
     "runtime/tracing": {"runtime/timeline"},
     "runtime/wire/links": {"runtime/wire"},
+    # A process whose clock, sockets and threads are replaced, before it imports anything else.
+    "runtime/wire/simulated": set(),
     "runtime/proxy/routing": {
         "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
     },
@@ -210,6 +212,14 @@ ARROWS: dict[str, set[str]] = {
     "runtime/recompute": {
         "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences", "runtime/receipts",
         "runtime/tokenizer", "runtime/wire", "runtime/worker/generate", "runtime/worker/process",
+        "runtime/worker/start",
+    },
+    # A launch in virtual time, and the measurement of what it needs.
+    "runtime/planner": {
+        "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
+        "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/probe", "runtime/proxy",
+        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
+        "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
         "runtime/worker/start",
     },
     "runtime/stages/worker": {
@@ -362,6 +372,10 @@ ARROWS: dict[str, set[str]] = {
     "launcher/tools/conformance": {
         "launcher/keys", "launcher/commands/terminal/chat_session",
         "launcher/commands/terminal/status_table", "launcher/options",
+    },
+    "launcher/tools/planner": {
+        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/options",
+        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/wire/simulated",
     },
     "launcher/tools/disturbances": {
         "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",

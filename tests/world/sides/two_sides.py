@@ -16,10 +16,10 @@ SIDES = {"real": ("real_side", "RealSide"), "world": ("world_side", "WorldSide")
 
 def play_all(side: str, told: Path) -> None:
     """Play every scenario on a side, and write their facts by name; of one that fails, where it did."""
-    if side == "world":
-        # Before anything of pontil, which keeps what it imports.
-        import_module("install").install()
     import_module("app")
+    if side == "world":
+        # Before anything else of pontil, which keeps what it imports.
+        import_module("install").install()
     module, name = SIDES[side]
     make, facts = getattr(import_module(module), name), {}
     for scenario in import_module("all_rows").SCENARIOS:

@@ -9,18 +9,18 @@ from typing import Any
 
 from connections import ClientConnection
 from copying import EventConnector, map_peers_of_the_world
-from event_loop import LoopProcess, SocketSelector
 from ghost_blocks import GhostPool, GhostRecords
 from install import enter
-from network import TO_DEALER, TO_ROUTER
 from process_calls import ProcessCalls
-from processes import WorldProcess
 from side import TO_SERVER, Side, SideProcess, SilentLink
-from thread_events import use_events_for_threads
 from virtual_time import HERE, SeededWorld
 from world_reporter import WorldReporter
 
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.wire.simulated.event_loop import LoopProcess, SocketSelector
+from pontil.runtime.wire.simulated.network import TO_DEALER, TO_ROUTER
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
 
 # Seconds of one call, and of a computation.
 CALL, COMPUTATION = 10e-6, 0.5
@@ -54,6 +54,8 @@ class WorldCalls(ProcessCalls):
 
 class CalledProcess(WorldProcess, SideProcess):
     """A process of the world that makes calls. It takes no turns of its own."""
+
+    world: SeededWorld
 
     def __init__(self, world: SeededWorld, name: str, inherits: Sequence[int]) -> None:
         super().__init__(world, name)

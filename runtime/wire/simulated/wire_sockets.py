@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from network import LATENCY, READABLE, TO_DEALER, TO_ROUTER, WireLink, WireNetwork
-from processes import WorldProcess
-from virtual_time import HERE
-from wire_keys import ZapSocket, is_network
+
+from pontil.runtime.wire.simulated.network import LATENCY, READABLE, TO_DEALER, TO_ROUTER, WireLink, WireNetwork
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import HERE
 
 # Seconds until a first attempt to connect again, and at most; and those of one that nobody answers.
 RECONNECT, CONNECT_TIMEOUT = (0.05, 0.5), 1.0
 # Plain numbers: operators of zmq's enumerations are slow. And made once: every empty socket that is read raises it.
 WRITABLE, EVENTS, DESCRIPTOR = int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.FD)
-# Ports that stand for any free one.
+# Addresses that are reached over a network, and ports that stand for any free one.
+NETWORK = "tcp:"
 ANY_PORT = ("*", "0")
 NOTHING_THERE, NO_ROOM = zmq.Again(), zmq.Again()
 
@@ -46,7 +47,7 @@ class WireSocket(ABC):
     descriptor shows: an edge, which comes only after everything was read, and which every call may consume."""
 
     inbox: deque[Any]
-    # A server's keys, and those of a client with the server's public one (wire_keys.py).
+    # A server's keys, and those of a client with the server's public one.
     curve_server, curve_secretkey, curve_publickey, curve_serverkey = False, b"", b"", b""
 
     def __init__(self, network: WireNetwork, process: WorldProcess) -> None:
@@ -123,7 +124,7 @@ class RouterSocket(WireSocket):
     def bind(self, endpoint: str) -> None:
         """Take over a socket file, whoever is bound to it; or a port, or any that is free."""
         host, _, port = endpoint.rpartition(":")
-        if port in ANY_PORT and is_network(endpoint):
+        if port in ANY_PORT and endpoint.startswith(NETWORK):
             self.network.ports += 1
             endpoint = f"{host}:{self.network.ports}"
         before = self.network.bound.get(endpoint)
@@ -281,10 +282,8 @@ class WireContext:
         assert HERE.world.current is not None, "sockets belong to a process"
         self.process = HERE.world.current
 
-    def socket(self, kind: int) -> WireSocket | ZapSocket:
-        if kind == zmq.REP:
-            return ZapSocket(self.process)
-        return (RouterSocket if kind == zmq.ROUTER else DealerSocket)(HERE.world.network, self.process)
+    def socket(self, kind: int) -> Any:
+        return (DealerSocket if kind == zmq.DEALER else RouterSocket)(HERE.world.network, self.process)
 
     def term(self) -> None:
         return

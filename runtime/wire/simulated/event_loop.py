@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from processes import WorldProcess
-from virtual_time import HERE, SeededWorld
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import HERE, VirtualWorld
 
 # Seconds of one turn of the loop, and of what is done in a thread.
 TURN, THREAD = 30e-6, 0.3e-3
@@ -169,7 +169,7 @@ class ListeningServer:
 class LoopProcess(WorldProcess):
     """A process around an event loop."""
 
-    def __init__(self, world: SeededWorld, name: str) -> None:
+    def __init__(self, world: VirtualWorld, name: str) -> None:
         super().__init__(world, name)
         with self.inside():
             self.loop = VirtualLoop(self)

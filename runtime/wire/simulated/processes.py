@@ -6,44 +6,24 @@ happens after the resumption."""
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any
 
-from virtual_time import SeededWorld
-
-if TYPE_CHECKING:
-    from thread_events import ThreadEvents
-    from wire_keys import ZapSocket
-    from wire_sockets import WireSocket
-
-    from pontil.launcher.child.activity import CpuActivity
+from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
 
 # No process outside has such a pid.
 FIRST_PID = 1 << 23
 # Exit code after an error that a process reports.
 FAILED = 1
 
-Kind = TypeVar("Kind")
-
-
-@cache
-def classes_of(made: Any) -> frozenset[Any]:
-    """Return a class and its bases, remembered: of an abstract class each `isinstance` is a call in Python."""
-    return frozenset(made.__mro__)
-
-
-def those_of(kind: Callable[..., Kind], some: Iterable[Any]) -> list[Kind]:
-    """Return those that are of a class."""
-    return [one for one in some if kind in classes_of(one.__class__)]
-
 
 class WorldProcess(ABC):
     """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death, with
     the exit `code`."""
 
-    def __init__(self, world: SeededWorld, name: str) -> None:
+    def __init__(self, world: VirtualWorld, name: str) -> None:
         self.world, self.name = world, name
         world.processes.append(self)
         self.pid = FIRST_PID + len(world.processes)
@@ -55,9 +35,10 @@ class WorldProcess(ABC):
         self.stopped_at: float | None = None
         self.due: float | None = None
         self.ticket = self.turns = 0
-        self.sockets: list[WireSocket] = []
-        self.zap: ZapSocket | None = None
-        self.threads: list[ThreadEvents] = []
+        # Its sockets (wire_sockets.py), that of its authenticator, and its threads (thread_events.py).
+        self.sockets: list[Any] = []
+        self.zap: Any = None
+        self.threads: list[Any] = []
         self.descriptors: set[int] = set()
         # Called when it goes on after a stop, oldest first, and when it has died.
         self.held: list[Callable[[], object]] = []
@@ -199,7 +180,7 @@ class WorldProcess(ABC):
     def reap(self) -> int:
         return self.code
 
-    def look(self, now: float) -> "CpuActivity | None":
+    def look(self, now: float) -> Any:
         """Return no sample: what does not send heartbeats does not compute either."""
         return None
 

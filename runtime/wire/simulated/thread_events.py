@@ -4,10 +4,9 @@
 from functools import partial
 from typing import Any
 
-from processes import WorldProcess
-from virtual_time import HERE
-
 from pontil.runtime.threads import FIRST_PAUSE, TurnThread
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import HERE
 
 # Seconds from the wake of a thread to its turn, which is one moment: what writes to a disk takes longer.
 USUAL_SECONDS = 50e-6

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor that figures are recorded with."""
+"""The processor of this machine."""
 
 import platform
 from pathlib import Path

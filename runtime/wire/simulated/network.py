@@ -9,15 +9,12 @@ import select
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
-from processes import WorldProcess
-from virtual_time import HERE, SeededWorld
-from wire_keys import examine
 
-if TYPE_CHECKING:
-    from wire_sockets import DealerSocket, RouterSocket, WireSocket
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import HERE, VirtualWorld
 
 # Seconds on the way; one message in five takes so much longer on average.
 LATENCY, JITTER, JITTERY = 60e-6, 0.5e-3, 0.2
@@ -38,10 +35,10 @@ TO_ROUTER, TO_DEALER = 0, 1
 class WireLink:
     """One connection of a DEALER to a ROUTER. It carries messages once it `works`, after the handshake."""
 
-    def __init__(self, network: "WireNetwork", dealer: "DealerSocket", router: "RouterSocket") -> None:
+    def __init__(self, network: "WireNetwork", dealer: Any, router: Any) -> None:
         self.network, self.world = network, network.world
         self.dealer, self.router, self.identity = dealer, router, dealer.identity
-        self.ends: tuple[WireSocket, WireSocket] = (router, dealer)
+        self.ends: tuple[Any, Any] = (router, dealer)
         self.open, self.works = True, False
         # It breaks with the message on its way that comes after so many.
         flapping = network.flapping.get(dealer.process.name) or network.flapping.get(router.process.name)
@@ -76,7 +73,7 @@ class WireLink:
     def greet(self) -> None:
         """Shake hands, once the server's process runs, as far as the keys of both ends allow it."""
         if self.open:
-            examine(self)
+            self.network.examine(self)
 
     def refuse(self, event: int, value: int) -> None:
         """Have the DEALER know that it may not connect."""
@@ -162,7 +159,7 @@ class WireLink:
             self.held[way] -= 1
         self.kept[way], self.until[way] = True, since + LINK_TIMEOUT
 
-    def cut(self, survives: bool = False, gone: "WireSocket | None" = None) -> None:
+    def cut(self, survives: bool = False, gone: Any = None) -> None:
         """Break the connection. What is on its way arrives, if it `survives`; else the later part of it is lost, in
         each direction: any part, also all or nothing. Both ends notice a little later, after what still comes. One may
         be `gone`."""
@@ -190,9 +187,9 @@ class WireNetwork:
     """All sockets of the world. A late message is late by `jitter` s on average. Queues are so many times shorter than
     the sockets ask for."""
 
-    def __init__(self, world: SeededWorld) -> None:
+    def __init__(self, world: VirtualWorld) -> None:
         self.world, self.chance = world, world.random("network")
-        self.bound: dict[str, RouterSocket] = {}
+        self.bound: dict[str, Any] = {}
         self.links: list[WireLink] = []
         # Links to hosts that died, of which the other ends may have heard nothing.
         self.dead: list[WireLink] = []
@@ -202,6 +199,8 @@ class WireNetwork:
         # The last port that was given to a socket.
         self.ports = FIRST_PORT
         self.host_of: Callable[[str], int] = lambda name: 0
+        # Decides about a new connection.
+        self.examine: Callable[[WireLink], None] = WireLink.welcome
         self.jitter = JITTER
         self.queues_shorter = 1
         # The randomness of processes, by name, whose connections break with one of their first messages.
@@ -253,7 +252,7 @@ class WirePoller:
     """Stands for zmq.Poller. Only a fibre waits in it: other processes take their next turn when something has come."""
 
     def __init__(self) -> None:
-        self.sockets: list[WireSocket] = []
+        self.sockets: list[Any] = []
         self.wakeups: list[int] = []
         self.pipes: list[int] = []
 

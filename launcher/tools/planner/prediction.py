@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
+
+import logging
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.tools.bench.bench import highest_rate
+from pontil.launcher.tools.bench.bench_run import Load, Outcomes
+from pontil.launcher.tools.bench.command import questions_of
+from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
+from pontil.launcher.tools.bench.stream_client import Timing
+from pontil.launcher.tools.planner.recorded_turns import check_lengths
+from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
+from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, TrialReport
+from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
+
+# A tokenizer of so many tokens has random prompts.
+VOCABULARY = 40_000
+# Requests of an open loop, unless --requests says how many.
+OPEN_LOOP = 200
+HOUR, MILLION = 3600.0, 1e6
+
+
+def enter_virtual_time() -> None:
+    """Have threads be events, and nothing be logged: times of a log would be those of no clock."""
+    use_events_for_threads()
+    logging.disable(logging.CRITICAL)
+
+
+class Predictor:
+    """Predicts what clients would see of a topology under the loads of a command line."""
+
+    def __init__(self, profile: DeviceProfile, given: dict[str, Any]) -> None:
+        enter_virtual_time()
+        self.given = given
+        self.limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
+        if given["find_rate"] and not self.limits.given:
+            raise OptionError("--find-rate goes by limits: give --ttft-limit, --tpot-limit or --itl-limit.")
+        check_lengths(given["lengths"])
+        self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
+        try:
+            self.model = planned_model(profile)
+        except ProfileError as error:
+            raise OptionError(f"--profile: {error}.") from None
+
+    def rows(self, topology: PlannedTopology) -> list[Figures]:
+        """Return the figures of each load; of a search for a rate those of all rates that were tried, and at last what
+        it found."""
+        rates, trials = self.given["request_rate"] or (), PlannedTrials(self, topology)
+        if self.given["find_rate"]:
+            return trials.search((rates or (1.0,))[0], self.given["share"])
+        loads = [Load(request_rate=rate) for rate in rates]
+        for load in loads or [Load(concurrency=int(streams)) for streams in self.given["concurrency"]]:
+            trials.measure(load)
+        return trials.rows
+
+    def mean_lengths(self) -> tuple[float, float]:
+        """Return the tokens of a prompt and of an answer on average."""
+        asked = list(islice(self.make_questions(1), OPEN_LOOP))
+        return fmean(len(one.prompt) for one in asked), fmean(one.tokens for one in asked)
+
+
+class PlannedTrials:
+    """The trials of one topology: each sends the requests that `bench` would send in its place."""
+
+    def __init__(self, predictor: Predictor, topology: PlannedTopology) -> None:
+        self.predictor, self.topology, self.given = predictor, topology, predictor.given
+        self.rows = list[Figures]()
+
+    def search(self, start: float, share: float) -> list[Figures]:
+        def keeps_limits(rate: float) -> bool:
+            return bool(self.measure(Load(request_rate=round(rate, 4)))["kept_share"] >= share)
+
+        rate = highest_rate(start, keeps_limits)
+        found = {"server": self.topology.name, "highest_request_rate": rate, "share": share}
+        too_many = [row for row in self.rows if row["kept_share"] < share]
+        if too_many:
+            found |= first_to_break(min(too_many, key=lambda row: float(row["request_rate"])))
+        return [*self.rows, found]
+
+    def measure(self, load: Load) -> Figures:
+        """Return the figures of one load."""
+        given, seed = self.given, self.given["seed"] * 100_003 + len(self.rows) + 1
+        usual = OPEN_LOOP if load.concurrency is None else given["requests_per_stream"] * load.concurrency
+        count = given["requests"] or usual
+        questions = ((question.prompt, question.tokens) for question in self.predictor.make_questions(seed))
+        planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed)
+        site = PlannedSite(self.topology, self.predictor.model, seed)
+        report = PlannedTrial(site, planned, questions).run()
+        site.close()
+        figures: Figures = {"server": self.topology.name, "load": load.name} | load.fields
+        figures |= figures_of(outcomes_of(report), self.predictor.limits)
+        self.rows.append(figures | self.kept_by(report) | self.more(report, figures))
+        return self.rows[-1]
+
+    def kept_by(self, report: TrialReport) -> Figures:
+        """Return the share of requests that keep each limit, whatever the others."""
+        limits, timings = self.predictor.limits, outcomes_of(report).timings
+        alone = {"ttft": Limits(ttft=limits.ttft), "tpot": Limits(tpot=limits.tpot), "itl": Limits(itl=limits.itl)}
+        kept = {name: sum(map(limit.kept, timings)) for name, limit in alone.items() if limit.given}
+        return {"kept_by": {name: round(count / len(report.requests), 4) for name, count in kept.items()}}
+
+    def more(self, report: TrialReport, figures: Figures) -> Figures:
+        """Return the figures that only a planner knows."""
+        answered = [one for one in report.requests if one.failure is None]
+        prompts = sum(one.prompt_tokens for one in answered)
+        sizes, devices = self.predictor.model.profile.sizes, self.topology.devices
+        made: Figures = {
+            "cached_share": round(sum(one.cached_tokens for one in answered) / max(1, prompts), 4),
+            "busy": {role: round(share, 3) for role, share in report.busy.items()},
+            "kv_share": {role: round(share, 3) for role, share in report.blocks.items()},
+            "devices": devices,
+            "memory_gib": round((sizes.weight_bytes + sizes.blocks * sizes.block_bytes) * devices / (1 << 30), 2),
+            "start_s": self.predictor.model.profile.host.start_seconds,
+        }
+        if (price := self.given["price"]) is not None and (rate := figures.get("output_tokens_per_second")):
+            made["cost_per_million_tokens"] = round(price * devices / HOUR / rate * MILLION, 4)
+        return made
+
+
+def first_to_break(row: Figures) -> Figures:
+    """Return what breaks first as load grows: the limit that the fewest keep, and the role with the most to do."""
+    limit = min(row["kept_by"], key=lambda name: float(row["kept_by"][name]))
+    role = max(row["busy"], key=lambda name: float(row["busy"][name]))
+    return {"breaks_first": limit, "at_request_rate": row["request_rate"], "busiest": role}
+
+
+def outcomes_of(report: TrialReport) -> Outcomes:
+    """Return the outcome of a trial as that of a run of `bench`."""
+    failures = [one.failure for one in report.requests if one.failure is not None]
+    return Outcomes([timing_of(one) for one in report.requests if one.failure is None], failures, report.seconds)
+
+
+def timing_of(one: PlannedRequest) -> Timing:
+    first, last = one.arrivals[0], one.arrivals[-1]
+    gaps = tuple(later - earlier for earlier, later in zip(one.arrivals, one.arrivals[1:], strict=False))
+    per_token = (last - first) / max(1, one.tokens - 1)
+    return Timing(one.sent, first - one.sent, per_token, last - one.sent, one.prompt_tokens, one.tokens, gaps)

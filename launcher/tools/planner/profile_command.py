@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `profile`: the times of one model on one device, measured into a file."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pontil.launcher.child.child import child_command
+from pontil.launcher.commands.launch import LaunchCommand, config_flag, launch_flags
+from pontil.launcher.control.run_directory import RunDirectory
+from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.host.devices import find_machine
+from pontil.launcher.options.options import read_environment, read_options
+from pontil.launcher.plan.topology import plan
+from pontil.launcher.tools.bench.extra import require
+from pontil.runtime.errors import PontilError
+
+# The rest is imported where it is used: no other command needs asyncio.
+if TYPE_CHECKING:
+    from pontil.launcher.tools.planner.profiled_launch import ProxyTimes
+
+MIXED = "mixed"
+
+
+@click.command(cls=LaunchCommand, short_help="Measure a model on a device, for `plan`.")
+@launch_flags
+@config_flag
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The profile.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(2, 1000),
+    default=5,
+    show_default=True,
+    help="Steps of each kind in a pass.",
+)
+def profile(output: Path, rounds: int, config: Path | None, **given: Any) -> None:
+    """Measure what the worker of a launch with these flags takes for its steps, and what its host adds, into FILE.
+
+    One worker is measured, on the device of --mixed: a launch of it from outside, then its engine in this process. It
+    takes minutes, and other work on the machine makes it wrong. `plan` needs the file alone, on any machine.
+    """
+    require("aiohttp", "profile sends its requests")
+    from pontil.launcher.tools.planner.profiled_launch import launched, proxy_times, words_of
+
+    check_output(output)
+    environment = read_environment()
+    given |= {"role": MIXED}
+    options = read_options(given, config or environment.config_file, environment.variables)
+    machine = find_machine(environment.visible_gpus)
+    topology = plan(options, machine, RunDirectory(environment.run_base).path, environment.cache_directory)
+    workers = [child for child in topology.children if child.role == MIXED]
+    if len(workers) != 1 or workers[0].size > 1:
+        raise OptionError("a profile is that of one worker of one device: name one by --mixed, like cpu:0 or cuda:0.")
+    with_file = {} if config is None else {"config": config}
+    tell("the proxy of a launch")
+    with launched(words_of(given | with_file)) as launch:
+        proxy = proxy_times(launch, topology.served)
+    text = measured(workers[0].config, rounds, proxy)
+    output.write_text(text)
+    click.echo(f"wrote {output}")
+
+
+def tell(what: str) -> None:
+    click.echo(f"measuring: {what}", err=True)
+
+
+def measured(config: dict[str, Any], rounds: int, proxy: "ProxyTimes") -> str:
+    """Return the profile's text. Raises LaunchError."""
+    from pontil.runtime.planner.device_profile import DeviceProfile, HostTimes
+    from pontil.runtime.planner.measuring import measure_worker
+
+    try:
+        about, sizes, times = measure_worker(config, rounds, tell)
+    except PontilError as error:
+        raise LaunchError(f"{error}.") from None
+    host = HostTimes(0.0, 0.0, proxy.request, proxy.event, proxy.start)
+    made = DeviceProfile(about, sizes, times, host)
+    tell("a worker's turns")
+    turn, row = worker_times_in_a_process(made.text())
+    return replace(made, host=replace(host, worker_turn=turn, worker_row=row)).text()
+
+
+def worker_times_in_a_process(text: str) -> tuple[float, float]:
+    """Return the milliseconds of a worker's turn and row. Raises LaunchError. Virtual time needs a process of its
+    own."""
+    command = [*child_command("plan"), "--profile", "/dev/stdin", "--turn-times"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"a worker's turns could not be measured: {done.stderr.strip()[-300:]}")
+    turn, row = json.loads(done.stdout)
+    return turn, row
+
+
+def check_output(output: Path) -> None:
+    """Raise OptionError where no file can be written, before anything is measured."""
+    if not output.resolve().parent.is_dir():
+        raise OptionError(f"--output {output}: there is no folder {output.resolve().parent}")
+    is_new = not output.exists()
+    try:
+        output.open("a").close()
+    except OSError as error:
+        raise OptionError(f"--output {output} cannot be written: {error.strerror}") from None
+    if is_new:
+        output.unlink()

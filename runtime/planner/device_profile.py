@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device's profile of one model: times that were measured, and the file that carries them to another machine."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+from pontil.runtime.errors import PontilError
+
+FORMAT = 1
+# The names of the format and of the digest in the file, and the most bytes of one.
+KIND, DIGEST = "pontil_profile", "digest"
+MOST_BYTES = 1 << 22
+MOST_POINTS = 10_000
+MADE_BY = "`pontil profile` makes one"
+
+# Numbers that belong together: sizes first, milliseconds last.
+Points = tuple[tuple[float, ...], ...]
+
+
+class ProfileError(PontilError):
+    """A file that is no profile, or one that cannot be used. The message is one sentence without its full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """The model, and the device that computed it: `cores` of a processor, or one GPU."""
+
+    model: str
+    fingerprint: str
+    version: str
+    processor: str
+    device: str
+    cores: int
+    kernels: str
+    dtype: str
+    kv_cache_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSizes:
+    """The sizes of a worker: `blocks` of `block_tokens` tokens and `block_bytes` each, so many bytes of weights, and
+    what it takes at once: sequences, tokens of a step, and prompt tokens beside generated ones (0: as many)."""
+
+    max_model_len: int
+    block_tokens: int
+    block_bytes: int
+    blocks: int
+    weight_bytes: int
+    seats: int
+    step_tokens: int
+    interleaved_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Times as they were measured. Of steps: rows that decode, positions that they read, prompt tokens, positions that
+    these read, milliseconds. Of pulls: blocks, milliseconds."""
+
+    steps: Points
+    pulls: Points
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Milliseconds of a host's own work: of a worker for a turn and for each row of it, besides the step; of a proxy
+    for a request, and for an event of a stream. And the seconds of a launch's start."""
+
+    worker_turn: float
+    worker_row: float
+    proxy_request: float
+    proxy_event: float
+    start_seconds: float
+
+
+PARTS = {"about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes}
+WIDTHS = {"steps": 5, "pulls": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """The profile of one model on one device."""
+
+    about: ProfiledModel
+    sizes: WorkerSizes
+    times: StepTimes
+    host: HostTimes
+
+    def text(self) -> str:
+        """Return the file, which `read_profile` reads."""
+        told = {KIND: FORMAT, **asdict(self)}
+        return json.dumps({**told, DIGEST: digest_of(told)}, indent=1) + "\n"
+
+
+def digest_of(told: Mapping[str, Any]) -> str:
+    """Return the digest of all but the digest itself."""
+    rest = {name: value for name, value in told.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_profile(data: bytes) -> DeviceProfile:
+    """Read the content of a profile's file. Raises ProfileError."""
+    told = json_object(data)
+    if told.get(KIND) != FORMAT:
+        raise ProfileError(f"it is no profile of format {FORMAT}: {MADE_BY}")
+    if told.get(DIGEST) != digest_of(told):
+        raise ProfileError(f"it was changed since it was measured: its digest is another one, and {MADE_BY}")
+    parts = {name: part_of(kind, told.get(name), name) for name, kind in PARTS.items()}
+    made = DeviceProfile(**parts)
+    check_sizes(made)
+    return made
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    if len(data) > MOST_BYTES:
+        raise ProfileError(f"it is larger than any profile: {MADE_BY}")
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ProfileError(f"it is no JSON: {MADE_BY}") from None
+    if not isinstance(told, dict):
+        raise ProfileError(f"it is no JSON object: {MADE_BY}")
+    return told
+
+
+def part_of(kind: type[Any], told: Any, name: str) -> Any:
+    """Return a part of a profile from its JSON object. Raises ProfileError."""
+    kinds = get_type_hints(kind)
+    if not isinstance(told, dict) or told.keys() != {field.name for field in fields(kind)}:
+        raise ProfileError(f'its part "{name}" has not the fields of this version: measure it again')
+    return kind(**{field: value_of(kinds[field], value, f"{name}.{field}") for field, value in told.items()})
+
+
+def value_of(kind: Any, value: Any, name: str) -> Any:
+    """Return a value of a part, which is a text, a number, or points."""
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is int and is_number(value) and isinstance(value, int):
+        return value
+    if kind is float and is_number(value):
+        return float(value)
+    if kind == Points:
+        return points_of(value, name)
+    raise ProfileError(f"{name} is none of the values that it can have: {MADE_BY}")
+
+
+def points_of(value: Any, name: str) -> Points:
+    width = WIDTHS[name.partition(".")[2]]
+    proper = isinstance(value, list) and 0 < len(value) <= MOST_POINTS
+    if not proper or not all(isinstance(one, list) and len(one) == width and all(map(is_number, one)) for one in value):
+        raise ProfileError(f"{name} is no list of measured points, each of {width} numbers: {MADE_BY}")
+    return tuple(tuple(map(float, one)) for one in value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def check_sizes(profile: DeviceProfile) -> None:
+    """Raise ProfileError for sizes of which no worker can be made."""
+    sizes = profile.sizes
+    if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, profile.about.cores) < 1:
+        raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measurement of a profile: a worker's own engine, step after step, in this process."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config.worker_config import WorkerConfig, worker_config
+from pontil.runtime.engine.runner.runner import Launched, Runner
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.loaders.builtin import resolve_model
+from pontil.runtime.planner.device_profile import Points, ProfiledModel, StepTimes, WorkerSizes
+from pontil.runtime.planner.step_costs import StepWork
+from pontil.runtime.probe.processor_name import processor_name
+from pontil.runtime.reporting import NoReports
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.transfer.connector import Pull
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble, interleaved
+
+CPU = "cpu"
+
+# Rows that decode and their contexts, prompts' lengths and what is before them, and rows beside prompts.
+ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 64), (32, 512, 2048)
+CHUNKS, BEFORE = (16, 32, 64, 128, 256, 512, 1024, 2048, 8192), (0, 1024)
+MIXED_ROWS, MIXED_CONTEXT, MIXED_PROMPT = (1, 8, 32), 128, 512
+# Tokens of context that a run of decoding sequences computes before, at most: they take long on a large model.
+MOST_CONTEXT = 4096
+# Times that all is measured.
+PASSES = 3
+# The fewest prompt tokens of a step while others decode.
+LEAST_CHUNK = 16
+PULLED_BLOCKS, PULLS = (1, 4, 16, 64), 5
+PULL_WITHIN = 60.0
+
+
+class WatchedRunner:
+    """A runner that notes the work of the batches that it was given."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.keeps_states = runner, runner.keeps_states
+        self.work = list[StepWork]()
+
+    @property
+    def answers_are_found(self) -> bool:
+        return self.runner.answers_are_found
+
+    def launch(self, batch: Batch) -> Launched:
+        self.work.append(StepWork.of(batch.spans))
+        return self.runner.launch(batch)
+
+    def run(self, batch: Batch) -> object:
+        return self.runner.run(batch)
+
+    def beside(self, storage: KVStorage) -> Runner:
+        return self.runner.beside(storage)
+
+
+class StepMeter:
+    """Measures the steps of one engine, each kind `rounds` times in a pass, by a `clock`. `tell` hears of each pass."""
+
+    def __init__(
+        self,
+        machine: WorkerResources,
+        sizes: WorkerSizes,
+        rounds: int,
+        clock: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.engine, self.sizes, self.rounds, self.clock, self.tell = machine.engine, sizes, rounds, clock, tell
+        self.watched = WatchedRunner(self.engine.runner)
+        self.engine.runner = self.watched  # type: ignore[assignment]
+        self.chance, self.made = random.Random(1), 0
+        self.vocabulary = machine.config.vocab_size
+        self.longest = machine.config.max_model_len
+
+    def measure(self) -> Points:
+        """Return a point for each kind of step, its least time: what other work on a machine does only adds. The
+        rounds are spread over the whole time, as such work comes and goes."""
+        least: dict[StepWork, float] = {}
+        for number in range(PASSES):
+            self.tell(f"steps, pass {number + 1} of {PASSES}")
+            for work, seconds in (*self.decode_steps(), *self.prompt_steps(), *self.mixed_steps()):
+                least[work] = min(seconds, least.get(work, seconds))
+        return tuple(point(work, seconds) for work, seconds in least.items())
+
+    def decode_steps(self) -> Iterator[tuple[StepWork, float]]:
+        """Yield the least step for each number of rows and context."""
+        for rows in (one for one in ROWS if one <= self.sizes.seats):
+            for context in (one for one in CONTEXTS if self.has_room(rows, one)):
+                self.begin(rows, context)
+                steps = [self.step() for _ in range(self.rounds)]
+                self.end()
+                yield steps[0][0], min(seconds for _, seconds in steps)
+
+    def prompt_steps(self) -> Iterator[tuple[StepWork, float]]:
+        """Yield the steps of prompts that end with each chunk."""
+        for before in BEFORE:
+            for tokens in (one for one in CHUNKS if one <= self.sizes.step_tokens and self.has_room(1, before + one)):
+                for _ in range(1 if before else self.rounds):
+                    self.add(before + tokens, 1)
+                    while self.engine.has_work:
+                        yield self.step()
+
+    def mixed_steps(self) -> Iterator[tuple[StepWork, float]]:
+        """Yield the steps in which a prompt is computed beside rows that decode."""
+        for rows in (one for one in MIXED_ROWS if one < self.sizes.seats and self.has_room(one, MIXED_CONTEXT)):
+            self.begin(rows, MIXED_CONTEXT)
+            self.add(min(MIXED_PROMPT, self.longest - 1), 1)
+            steps = [self.step() for _ in range(self.rounds)]
+            self.end()
+            yield from (one for one in steps if one[0].tokens and one[0].rows)
+
+    def has_room(self, rows: int, context: int) -> bool:
+        length = context + self.answer(rows, context)
+        blocks = rows * -(-length // self.sizes.block_tokens)
+        fits = length <= self.longest and blocks < self.sizes.blocks - 2
+        return fits and (rows * context <= MOST_CONTEXT or context == CONTEXTS[0])
+
+    def begin(self, rows: int, context: int) -> None:
+        """Have so many sequences decode, each behind a prompt of its own."""
+        for _ in range(rows):
+            self.add(context, self.answer(rows, context))
+        while self.step()[0].tokens:
+            continue
+
+    def answer(self, rows: int, context: int) -> int:
+        """Return as many tokens as let the first sequences decode until the last have begun, and all rounds after."""
+        return 2 * self.rounds + rows * context // LEAST_CHUNK
+
+    def add(self, tokens: int, answer: int) -> None:
+        self.made += 1
+        prompt = [self.chance.randrange(self.vocabulary // 8, self.vocabulary // 2) for _ in range(tokens)]
+        params = SamplingParams(max_tokens=answer, seed=1, temperature=0.0, ignore_eos=True)
+        self.engine.add(Sequence(f"profile {self.made}", prompt, params, frozenset()))
+
+    def step(self) -> tuple[StepWork, float]:
+        """Make a step; return its work, and its seconds."""
+        self.watched.work.clear()
+        begun = self.clock()
+        self.engine.step()
+        seconds = self.clock() - begun
+        return self.watched.work[-1] if self.watched.work else StepWork(0, 0, 0, 0), seconds
+
+    def end(self) -> None:
+        for name in list(self.engine.sequences):
+            self.engine.end(name, FinishReason.ABORTED)
+
+
+def point(work: StepWork, seconds: float) -> tuple[float, ...]:
+    return float(work.rows), work.read, float(work.tokens), work.prompt_read, round(seconds * 1e3, 4)
+
+
+def measure_pulls(machine: WorkerResources) -> Points:
+    """Measure pulls from the worker's pool into another one like it, through shared memory."""
+    most = min(PULLED_BLOCKS[-1], machine.storage.num_blocks - 2)
+    target, ended = KVStorage(machine.layout, most + 2, machine.storage.device), threading.Event()
+    owner, reader = ShmConnector(machine.storage, lambda: None), ShmConnector(target, ended.set)
+    try:
+        reader.attach("owner", owner.register())
+        sizes = [one for one in PULLED_BLOCKS if one <= most]
+        return tuple((float(one), 1e3 * min(pull_seconds(reader, ended, one) for _ in range(PULLS))) for one in sizes)
+    finally:
+        reader.close()
+        owner.close()
+
+
+def pull_seconds(reader: ShmConnector, ended: threading.Event, blocks: int) -> float:
+    pairs = [(1 + one, 1 + one) for one in range(blocks)]
+    ended.clear()
+    begun = time.perf_counter()
+    reader.pull(Pull("owner", pairs, 0))
+    ended.wait(PULL_WITHIN)
+    seconds, done = time.perf_counter() - begun, reader.poll()
+    assert done and done[0].end.error is None, "nobody lets go of these blocks"
+    return seconds
+
+
+def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) -> WorkerSizes:
+    size = config.step_size
+    return WorkerSizes(
+        machine.config.max_model_len, machine.layout.block_size, machine.layout.block_bytes,
+        machine.storage.num_blocks, weight_bytes, size.seats, size.tokens, interleaved(config) or 0,
+    )  # fmt: skip
+
+
+def measure_worker(
+    values: dict[str, Any], rounds: int, tell: Callable[[str], None]
+) -> tuple[ProfiledModel, WorkerSizes, StepTimes]:
+    """Load the model as the worker of this configuration would, and measure its steps and pulls. The process keeps the
+    worker's cores. Raises ModelError."""
+    config = worker_config(values)
+    path = resolve_model(config.model, Path(str(config.cache_dir)))
+    # Each prompt is computed, and nobody else is here to lend cores or to outlive.
+    config = replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
+    if config.device == CPU:
+        os.sched_setaffinity(0, config.cores)
+    tell("loading the model")
+    machine = assemble(config, NoReports())
+    try:
+        sizes = sizes_of(config, machine, bytes_of(path))
+        steps = StepMeter(machine, sizes, rounds, clock_of(config), tell).measure()
+        tell("pulls of KV blocks")
+        return about(config, machine), sizes, StepTimes(steps, measure_pulls(machine))
+    finally:
+        machine.driver.close()
+
+
+def clock_of(config: WorkerConfig) -> Callable[[], float]:
+    """Return the clock of a worker's steps. With one core its processor time: what other programs take of that is not
+    the model's. With several threads, or a GPU, only the time that passes tells."""
+    return time.process_time if config.device == CPU and len(config.cores) == 1 else time.perf_counter
+
+
+def about(config: WorkerConfig, machine: WorkerResources) -> ProfiledModel:
+    device = torch.cuda.get_device_name(config.device) if config.device != CPU else processor_name()
+    return ProfiledModel(
+        config.served_model_name, machine.fingerprint, str(config.version), device, config.device, len(config.cores),
+        machine.kernels, machine.dtype, machine.kv_cache_dtype,
+    )  # fmt: skip
+
+
+def bytes_of(model: Path) -> int:
+    """Return the bytes of a model's weights, as its files have them."""
+    files = [model] if model.is_file() else [one for one in model.iterdir() if one.suffix == ".safetensors"]
+    return sum(one.stat().st_size for one in files)

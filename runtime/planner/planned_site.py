@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import tokenizers
+
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
+from pontil.runtime.grammar.grammar import GrammarCompiler
+from pontil.runtime.planner.device_profile import DeviceProfile
+from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker
+from pontil.runtime.planner.step_costs import StepCosts
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.tokenizer.vocabulary import Vocabulary
+from pontil.runtime.wire.simulated.event_loop import LoopProcess
+from pontil.runtime.wire.simulated.install import enter
+from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
+
+CONTROL, PEERS = "ipc:///plan/control", "ipc:///plan/"
+# Messages between processes of one host are late by so many seconds, where they are late.
+JITTER = 0.1e-3
+# Virtual seconds in which all workers have registered.
+WHOLE_WITHIN = 60.0
+# Tokens of the tokenizer, all of one letter.
+TOKENS = 256
+
+Disagg = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTopology:
+    """So many workers of each role, and whether prefill and decode are split."""
+
+    prefill: int
+    decode: int
+    mixed: int
+    disagg: Disagg
+
+    @property
+    def roles(self) -> dict[WorkerRole, int]:
+        return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
+
+    @property
+    def devices(self) -> int:
+        return self.prefill + self.decode + self.mixed
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{count} {role}" for role, count in self.roles.items() if count)
+
+
+class QuietWorld(VirtualWorld):
+    """A world of which no trace is kept: it is most of the time of a message."""
+
+    def note(self, *what: object) -> None:
+        return
+
+
+class PlannedProxy(LoopProcess):
+    """The process of the proxy."""
+
+    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(world, "proxy")
+        self.proxy = self.do(lambda: self.make(config, tokenizer))
+
+    def make(self, config: ProxyConfig, tokenizer: Tokenizer) -> Proxy:
+        proxy = Proxy(config, tokenizer)
+        proxy.bind()
+        proxy.start()
+        return proxy
+
+
+def plain_tokenizer() -> Tokenizer:
+    """Return a tokenizer whose tokens are all alike: no text of a plan is read."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106
+    return Tokenizer(Vocabulary(lambda: backend, (b"a",) * TOKENS, {}, frozenset(), {}, (), None))
+
+
+def planned_model(profile: DeviceProfile) -> PlannedModel:
+    tokenizer = plain_tokenizer()
+    return PlannedModel(profile, StepCosts(profile.times), tokenizer, GrammarCompiler(tokenizer, TOKENS))
+
+
+class PlannedSite:
+    """The processes of one topology, in a world of their own."""
+
+    def __init__(self, topology: PlannedTopology, model: PlannedModel, seed: int) -> None:
+        self.topology, self.model = topology, model
+        world = self.world = QuietWorld(seed)
+        enter(world)
+        world.network.jitter = JITTER
+        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
+        self.workers = [PlannedWorker(world, config, model) for config in self.worker_configs]
+
+    @property
+    def proxy_config(self) -> ProxyConfig:
+        about = self.model.profile.about
+        return ProxyConfig(
+            model=about.model, served_model_name=about.model, control=CONTROL, version=about.version, self_test=False,
+            disagg=self.topology.disagg,
+        )  # fmt: skip
+
+    @property
+    def worker_configs(self) -> Iterator[WorkerConfig]:
+        about, sizes = self.model.profile.about, self.model.profile.sizes
+        for role, count in self.topology.roles.items():
+            for number in range(count):
+                name = f"{role}:{number}"
+                yield WorkerConfig(
+                    name=name, role=role, device=about.device, cores=tuple(range(about.cores)), model=about.model,
+                    served_model_name=about.model, control=CONTROL, peer_endpoint=f"{PEERS}{name}",
+                    version=about.version, keep_kv=False, block_size=sizes.block_tokens, max_num_seqs=sizes.seats,
+                    max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
+                )  # fmt: skip
+
+    def begin(self) -> None:
+        """Let time pass until the proxy knows all workers."""
+        until, known = self.world.time + WHOLE_WITHIN, self.proxy.proxy.registry.workers
+        self.world.run(lambda: len(known) == len(self.workers) or self.world.time > until)
+        assert len(known) == len(self.workers), "workers of a plan register at once"
+
+    def close(self) -> None:
+        """End all processes in order, so that nothing of this site is left in the next one's way."""
+        closing = self.proxy.do(lambda: self.proxy.loop.create_task(self.proxy.proxy.close()))
+        self.world.run(closing.done)
+        self.proxy.loop.close()
+        for worker in self.workers:
+            with worker.inside():
+                worker.loop.close()

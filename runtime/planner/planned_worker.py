@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker in virtual time: the real one with its scheduler, pool, prefix cache and handoff, over a runner that only
+lets pass the time that a step was measured to take."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.runner.runner import Launched
+from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.grammar.grammar import GrammarCompiler
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.planner.device_profile import DeviceProfile
+from pontil.runtime.planner.step_costs import StepCosts, StepWork
+from pontil.runtime.reporting import NoReports
+from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.transfer.connector import ConnectorOptions
+from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyJob
+from pontil.runtime.transfer.shm.peer_pool import PeerPool
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
+from pontil.runtime.worker.generate.worker import Worker, make_worker
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.start.assembly import WorkerResources, equip
+
+# Every token of every answer.
+TOKEN = 100
+# The vocabulary of all prompts.
+VOCABULARY = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens."""
+
+    profile: DeviceProfile
+    costs: StepCosts
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+
+
+class CostedRunner:
+    """A Runner (runtime/engine/runner/runner.py) that computes nothing. `busy` are the seconds of its steps so far,
+    `most_blocks` the most that sequences ever owned."""
+
+    keeps_states, answers_are_found = False, True
+
+    def __init__(self, world: VirtualWorld, model: PlannedModel, pool: BlockPool) -> None:
+        self.world, self.model, self.pool = world, model, pool
+        self.costs, self.row_seconds = model.costs, model.profile.host.worker_row / 1e3
+        self.busy, self.most_blocks = 0.0, 0
+
+    def launch(self, batch: Batch) -> Launched:
+        sampled = self.run(batch)
+        return Launched(lambda: sampled)
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        sampling = [span.sequence for span in batch.spans if span.samples]
+        sampled = [Sampled(one, choice, [TOKEN], 1, []) for one in sampling for choice in one.choices]
+        seconds = self.costs.step(StepWork.of(batch.spans))
+        self.world.spend(seconds + self.row_seconds * len(sampled))
+        self.busy += seconds
+        self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
+        return sampled
+
+    def beside(self, storage: KVStorage) -> "CostedRunner":
+        return CostedRunner(self.world, self.model, self.pool)
+
+
+class TimedConnector(ShmConnector):
+    """The real shared-memory connector of one worker, whose pulls take the time that they were measured to take, one
+    after the other."""
+
+    def __init__(
+        self, process: WorldProcess, model: PlannedModel, storage: KVStorage, wake: Callable[[], None],
+        failures: ThreadFailures,
+    ) -> None:  # fmt: skip
+        super().__init__(storage, wake, ConnectorOptions(failures=failures))
+        self.process, self.model = process, model
+        self.free_at = 0.0
+
+    def carry_out(self, job: CopyJob[PeerPool]) -> None:
+        blocks = len(job.pull.pairs)
+        seconds = self.model.costs.pull(blocks)
+        begins = max(self.process.world.now(), self.free_at)
+        self.free_at = begins + seconds
+
+        def end() -> None:
+            made = self.copy(job)
+            size = 0 if made.error else blocks * self.model.profile.sizes.block_bytes
+            self.finish(job.pull, replace(made, bytes=size, seconds=seconds), job.pool)
+
+        self.process.job(self.free_at, end)
+
+
+class PlannedWorker(WorldProcess):
+    """The process of a worker."""
+
+    def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel) -> None:
+        super().__init__(world, config.name)
+        self.turn_seconds = model.profile.host.worker_turn / 1e3
+        with self.inside():
+            self.loop = make_worker(config, self.resources(config, model), NoReports(), connect=self.connect(model))
+            # The memory of this machine is none of the plan.
+            prefault = self.worker.idle_work.prefault
+            assert prefault is not None
+            prefault.possible = False
+            self.loop.begin()
+        self.notify()
+
+    @property
+    def worker(self) -> Worker:
+        assert isinstance(self.loop.workload, Worker)
+        return self.loop.workload
+
+    @property
+    def role(self) -> str:
+        return self.loop.sockets.config.role
+
+    @property
+    def runner(self) -> CostedRunner:
+        runner = self.worker.machine.engine.runner
+        assert isinstance(runner, CostedRunner)
+        return runner
+
+    @property
+    def most_owned(self) -> float:
+        """The most of its blocks that sequences ever owned at once."""
+        return self.runner.most_blocks / self.worker.machine.pool.capacity
+
+    def connect(
+        self, model: PlannedModel
+    ) -> Callable[[WorkerSockets, KVStorage, TransferSecurity | None], TimedConnector]:
+        return lambda sockets, storage, _: TimedConnector(self, model, storage, sockets.poller.wake, sockets.failures)
+
+    def resources(self, config: WorkerConfig, model: PlannedModel) -> WorkerResources:
+        """Put a worker's engine together, as `runtime/worker/start/assembly.py` does around a model that it loaded. Its
+        pool has as many blocks, with next to nothing in each."""
+        about, sizes = model.profile.about, model.profile.sizes
+        layout = KVLayout(sizes.block_tokens, 1, 1, 1, "float32")
+        storage, pool = KVStorage(layout, sizes.blocks, torch.device("cpu")), BlockPool(sizes.blocks)
+        engine = equip(config, CostedRunner(self.world, model, pool), storage, pool)
+        return WorkerResources(
+            config_of(sizes.max_model_len), about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
+            engine, Driver(config, NoReports()), about.dtype, about.kernels,
+        )  # fmt: skip
+
+    def turn(self) -> float | None:
+        self.loop.turn()
+        self.world.spend(self.turn_seconds)
+        return self.world.now() + self.loop.patience
+
+
+def config_of(max_model_len: int) -> ModelConfig:
+    """Return the configuration of a model that nobody computes: its context and its vocabulary count."""
+    return ModelConfig(
+        "planned", VOCABULARY, 1, 1, 1, 1, 1, 1, max_model_len, 1e-6, 1e4, tie_word_embeddings=True, dtype="float32",
+        eos_token_ids=(),
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seconds of a step and of a pull, from measured points.
+
+A step's time is that of its rows, and of the keys and values that they read: of a row that decodes those of its
+context, of a prompt token those of all before it. Between measured rows seconds grow evenly. A step of both kinds takes
+less than one of each, as weights are read once: by as much as the measured ones did.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from pontil.runtime.engine.sequences.batch import Span
+from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
+
+# One measurement: what it is grouped by, what it is multiplied by, its seconds.
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by size: `points` of rising sizes. Behind the last they grow on evenly, and before the first they are as
+    there."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, size: float) -> float:
+        points = self.points
+        if size <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        after = min(bisect_left(points, (size, 0.0)), len(points) - 1)
+        (few, less), (many, more) = points[after - 1 : after + 1]
+        return max(0.0, less + (more - less) * (size - few) / (many - few))
+
+
+def fitted(points: Iterable[Point]) -> tuple[Curve, float]:
+    """Fit `seconds = curve(size) + slope * reads` to points (size, reads, seconds): the slope is the one with the least
+    squares within the points of each size, and the curve what is left."""
+    groups = defaultdict[float, list[tuple[float, float]]](list)
+    for size, reads, seconds in points:
+        groups[size].append((reads, seconds))
+    above = below = 0.0
+    for group in groups.values():
+        middle, mean = fmean(reads for reads, _ in group), fmean(seconds for _, seconds in group)
+        above += sum((reads - middle) * (seconds - mean) for reads, seconds in group)
+        below += sum((reads - middle) ** 2 for reads, _ in group)
+    slope = max(0.0, above / below) if below else 0.0
+    rest = [(size, max(0.0, fmean(one - slope * reads for reads, one in groups[size]))) for size in sorted(groups)]
+    return Curve(rising(rest)), slope
+
+
+def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the points with none below the one before it: more rows take no less time, whatever noise says."""
+    made = list[tuple[float, float]]()
+    for size, seconds in points:
+        made.append((size, max(seconds, made[-1][1]) if made else seconds))
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of one step: rows that decode, the positions that they read, prompt tokens, and what these read."""
+
+    rows: int
+    read: float
+    tokens: int
+    prompt_read: float
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> "StepWork":
+        rows = read = tokens = prompt_read = 0
+        for span in spans:
+            start, count = span.start, span.count
+            if start < len(span.sequence.prompt):
+                tokens += count
+                prompt_read += count * start + count * (count + 1) // 2
+            else:
+                rows += count
+                read += count * (start + 1)
+        return cls(rows, float(read), tokens, float(prompt_read))
+
+
+class StepCosts:
+    """The times of one profile."""
+
+    def __init__(self, times: StepTimes) -> None:
+        steps = [(rows, read, tokens, more, ms / 1e3) for rows, read, tokens, more, ms in times.steps]
+        decode = [(rows, read, seconds) for rows, read, tokens, _, seconds in steps if rows and not tokens]
+        prompt = [(tokens, read, seconds) for rows, _, tokens, read, seconds in steps if tokens and not rows]
+        if not decode or not prompt:
+            raise ProfileError(f"it has no steps that only decode, or none of prompts alone: {MADE_BY}")
+        self.decode, self.decode_read = fitted(decode)
+        self.prompt, self.prompt_read = fitted(prompt)
+        self.pulls, _ = fitted((blocks, 0.0, ms / 1e3) for blocks, ms in times.pulls)
+        saved = [self.alone(*step[:4]) - step[4] for step in steps if step[0] and step[2]]
+        # As weights are read once: at most a whole shortest step.
+        self.shared = min(max(0.0, median(saved or [0.0])), self.decode.at(1), self.prompt.at(1))
+
+    def alone(self, rows: float, read: float, tokens: float, prompt_read: float) -> float:
+        """Return the seconds of both kinds of rows, each in a step of their own."""
+        decode = self.decode.at(rows) + self.decode_read * read
+        return decode + self.prompt.at(tokens) + self.prompt_read * prompt_read
+
+    def step(self, work: StepWork) -> float:
+        if not work.tokens:
+            return self.decode.at(work.rows) + self.decode_read * work.read
+        if not work.rows:
+            return self.prompt.at(work.tokens) + self.prompt_read * work.prompt_read
+        return self.alone(work.rows, work.read, work.tokens, work.prompt_read) - self.shared
+
+    def pull(self, blocks: int) -> float:
+        """Return the seconds of a pull of so many blocks."""
+        return self.pulls.at(blocks)

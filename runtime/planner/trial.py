@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One load on one planned site: when each request's tokens come, and how busy the site is meanwhile."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pontil.runtime.errors import PontilError
+from pontil.runtime.planner.planned_site import PlannedSite
+from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.sampling_params import SamplingParams
+
+# Seconds from a client to the proxy, and back.
+WAY = 0.1e-3
+# Virtual seconds without any request's end, after which those that are left have failed.
+SILENCE = 600.0
+# Prompt and tokens of its answer.
+Asked = tuple[list[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoad:
+    """So many requests: of `concurrency` streams, each of which asks again when it has its answer, or `rate` a second
+    at the moments of a Poisson process of this seed."""
+
+    requests: int
+    concurrency: int = 1
+    rate: float | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class PlannedRequest:
+    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request."""
+
+    sent: float
+    prompt_tokens: int
+    arrivals: list[float] = field(default_factory=list)
+    tokens: int = 0
+    cached_tokens: int = 0
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """The outcome of a trial, which took `seconds`. By role: the share of these in which its workers computed, and the
+    most of a worker's blocks that were owned."""
+
+    requests: list[PlannedRequest]
+    seconds: float
+    busy: dict[str, float]
+    blocks: dict[str, float]
+
+
+class PlannedTrial:
+    """One load on a site."""
+
+    def __init__(self, site: PlannedSite, load: PlannedLoad, questions: Iterator[Asked]) -> None:
+        self.site, self.world, self.load, self.questions = site, site.world, load, questions
+        host = site.model.profile.host
+        self.request_seconds, self.event_seconds = host.proxy_request / 1e3, host.proxy_event / 1e3
+        self.made = list[PlannedRequest]()
+        self.began = self.ended_at = 0.0
+        self.left = self.running = load.requests
+
+    def run(self) -> TrialReport:
+        self.site.begin()
+        self.began = self.ended_at = self.world.now()
+        if self.load.rate is None:
+            for _ in range(min(self.load.concurrency, self.load.requests)):
+                self.send_next()
+        else:
+            self.send_at_moments(self.load.rate)
+        self.world.run(lambda: not self.running or self.world.time > self.ended_at + SILENCE)
+        for one in self.made:
+            if not one.tokens and one.failure is None:
+                one.failure = f"it had no answer within {SILENCE:.0f} s"
+        return self.report()
+
+    def send_at_moments(self, rate: float) -> None:
+        """Send all requests as `pontil bench` does with this seed."""
+        chance, due = random.Random(self.load.seed), self.began
+        for _ in range(self.load.requests):
+            self.world.at(due, self.send_next)
+            due += chance.expovariate(rate)
+
+    def send_next(self) -> None:
+        if self.left:
+            self.left -= 1
+            prompt, tokens = next(self.questions)
+            times = PlannedRequest(self.world.now() - self.began, len(prompt))
+            self.made.append(times)
+            self.ended_at = max(self.ended_at, self.world.time)
+            self.world.after(WAY, self.site.proxy.call, self.ask, times, prompt, tokens)
+
+    def ask(self, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
+        """Ask the proxy, in its event loop, as its HTTP routes do."""
+        self.world.spend(self.request_seconds)
+        params = SamplingParams(max_tokens=tokens, seed=len(self.made), temperature=0.0, ignore_eos=True)
+        try:
+            stream = self.site.proxy.proxy.submit(Ticket(), Generation(list(prompt), params))
+        except PontilError as error:
+            self.end(times, str(error))
+            return
+        stream.listen(lambda: self.hear(times, stream))
+
+    def hear(self, times: PlannedRequest, stream: Stream) -> None:
+        """Take the tokens that have come, as one event."""
+        count = sum(len(getattr(event, "ids", ())) for _, event in stream.drain())
+        if count:
+            self.world.spend(self.event_seconds)
+            times.arrivals.append(self.world.now() + WAY - self.began)
+            times.tokens += count
+        if stream.is_over:
+            error = stream.error
+            times.cached_tokens = stream.usage.cached_tokens
+            self.end(times, None if error is None else str(error))
+
+    def end(self, times: PlannedRequest, failure: str | None) -> None:
+        times.failure = failure
+        self.running -= 1
+        self.ended_at = self.world.now() + WAY
+        if self.load.rate is None:
+            self.world.after(WAY, self.send_next)
+
+    def report(self) -> TrialReport:
+        seconds, roles = max(self.ended_at - self.began, 1e-9), self.site.topology.roles
+        named = {role: [one for one in self.site.workers if one.role == role] for role in roles if roles[role]}
+        busy: dict[str, float] = {
+            role: sum(one.runner.busy for one in some) / len(some) / seconds for role, some in named.items()
+        }
+        blocks: dict[str, float] = {role: max(one.most_owned for one in some) for role, some in named.items()}
+        return TrialReport(self.made, seconds, busy, blocks)

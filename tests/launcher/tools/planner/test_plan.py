@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `profile` and `plan`: predictions in virtual time, their search, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from command_line import app
+from recorded_profile import small_profile
+from virtual_fork import in_virtual_time
+
+from pontil.launcher.cli import cli
+from pontil.launcher.tools.planner.plan_command import plan, predict
+from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
+from pontil.launcher.tools.planner.profiled_launch import launched, solved, words_of
+from pontil.launcher.tools.planner.topology_search import ranked
+from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
+from pontil.runtime.planner.planned_site import PlannedTopology
+from pontil.runtime.planner.step_costs import StepCosts
+
+TURNS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n"
+SHORT = ("--prompt-tokens", "32", "--output-tokens", "4")
+LOAD = ("--requests", "12", *SHORT)
+LIMITS = ("--ttft-limit", "300", "--tpot-limit", "25")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "profile.json"
+    made.write_text(small_profile().text())
+    return made
+
+
+def options(*words: str) -> dict[str, Any]:
+    """Return the options of a command line, as the command gets them."""
+    with plan.make_context("plan", ["--profile", "-", *words]) as context:
+        return {name: value for name, value in context.params.items() if name not in ("file", "model", "turn_times")}
+
+
+def rows_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+    predictor = Predictor(small_profile(), given)
+    return predictor.rows(PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"]))
+
+
+def test_a_prediction_has_the_figures_of_bench_and_never_more_goodput_than_is_offered() -> None:
+    def work() -> Any:
+        given = options("--mixed", "1", *LOAD, *LIMITS, "--request-rate", "1,20,400")
+        search = options("--mixed", "1", *LOAD, *LIMITS, "--find-rate", "--request-rate", "20")
+        pair = options("--prefill", "1", "--decode", "1", *LOAD, "--concurrency", "3", "--disagg", "always")
+        return [rows_of(given), rows_of(given), rows_of(search), rows_of(pair)]
+
+    rows, again, search, pair = in_virtual_time(work)
+    assert rows == again
+    assert [row["request_rate"] for row in rows] == [1.0, 20.0, 400.0]
+    for row in rows:
+        assert (row["requests"], row["failures"], row["output_tokens"]) == (12, 0, 48)
+        assert row["goodput_per_second"] <= row["requests_per_second"] + 1e-3
+        assert {"ttft_ms_p99", "tpot_ms_median", "cached_share", "busy", "kept_by"} <= row.keys()
+    assert rows[0]["kept_share"] == 1.0 > rows[2]["kept_share"] and rows[2]["busy"]["mixed"] > 0.8
+    found = search[-1]
+    assert found["highest_request_rate"] is not None and found["breaks_first"] in ("ttft", "tpot")
+    assert found["at_request_rate"] > found["highest_request_rate"] and found["busiest"] == "mixed"
+    assert pair[0]["server"] == "1 prefill 1 decode" and set(pair[0]["busy"]) == {"prefill", "decode"}
+
+
+def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        given = options("--devices", "3", *LOAD, *LIMITS, "--request-rate", "30", "--price", "2", "--json")
+        return predict(small_profile(), given)
+
+    assert in_virtual_time(work) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert len({row["server"] for row in rows}) == len(rows) == 6
+    good = [row["kept_share"] >= 0.9 for row in rows]
+    assert good == sorted(good, reverse=True) and good[0]
+    devices = [row["devices"] for row, is_good in zip(rows, good, strict=True) if is_good]
+    assert devices == sorted(devices)
+    assert all(row["cost_per_million_tokens"] > 0 for row in rows)
+
+
+def test_topologies_share_out_all_devices() -> None:
+    found = [one.name for one in topologies(3, "auto")]
+    assert found == ["1 mixed", "2 mixed", "1 prefill 1 decode", "3 mixed", "1 prefill 2 decode", "2 prefill 1 decode"]
+
+
+def test_the_coarse_model_has_more_time_with_more_devices_and_none_for_a_missing_phase() -> None:
+    model = CoarseModel(StepCosts(small_profile().times), small_profile().sizes, MeanRequest(64, 16))
+    rates = [model.rate(PlannedTopology(0, 0, count, "auto")) for count in (1, 2, 4)]
+    assert rates == pytest.approx([rates[0], 2 * rates[0], 4 * rates[0]])
+    few = CoarseModel(StepCosts(small_profile().times), small_profile().sizes, MeanRequest(64, 16, 0.012))
+    assert few.rate(PlannedTopology(0, 0, 1, "auto")) < rates[0]
+
+
+def test_those_that_keep_the_limits_are_ranked_by_devices_and_others_by_what_they_do() -> None:
+    rows = [
+        {"kept_share": kept, "devices": devices, "goodput_per_second": kept, "ttft_ms_p99": 1.0, "failures": 0}
+        for kept, devices in ((0.5, 1), (1.0, 4), (0.95, 2), (0.1, 8))
+    ]
+    assert [one[0]["devices"] for one in ranked([[row] for row in rows], 0.9)] == [2, 4, 1, 8]
+    found = [[{"highest_request_rate": rate}] for rate in (1.0, None, 3.0)]
+    assert [one[0]["highest_request_rate"] for one in ranked(found, 0.9)] == [3.0, 1.0, None]
+
+
+def test_what_breaks_first_is_the_limit_that_the_fewest_keep() -> None:
+    row = {"kept_by": {"ttft": 0.9, "tpot": 0.4}, "busy": {"prefill": 0.2, "decode": 0.9}, "request_rate": 4.0}
+    assert first_to_break(row) == {"breaks_first": "tpot", "at_request_rate": 4.0, "busiest": "decode"}
+
+
+def test_two_loads_tell_the_time_of_a_request_and_of_an_event() -> None:
+    loads = ((4, 64, 4), 64 * (0.003 + 4 * 0.0002)), ((8, 16, 64), 16 * (0.003 + 64 * 0.0002))
+    assert solved(*loads) == pytest.approx((0.003, 0.0002))
+
+
+def test_flags_of_a_launch_are_words_again() -> None:
+    given = {"model": "x", "prefix_caching": False, "deterministic": True, "max_num_seqs": None, "mixed": "cpu:0"}
+    assert words_of(given) == ["--model", "x", "--no-prefix-caching", "--deterministic", "--mixed", "cpu:0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--mixed", "1", "--model", "other"), "is of small, and not of other"),
+        ((), "name workers by --prefill and --decode or --mixed, or have them searched by --devices"),
+        (("--mixed", "1", "--devices", "2"), "name workers by"),
+        (("--prefill", "1"), "--prefill and --decode go together"),
+        (("--mixed", "1", "--find-rate"), "--find-rate goes by limits"),
+        (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(words: tuple[str, ...], reason: str, file: Path) -> None:
+    assert_refused(["plan", "--profile", str(file), *words], reason)
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ("0,0,10,5,0\n0,1,40,5,16\n", "has a hole before line 3, whose prompt begins with 16 tokens"),
+        ("0,0,10,5,3\n", "has a hole before line 2"),
+        ("0,0,10,,0\n", "something else than whole numbers in line 2"),
+        ("0,0,0,5,0\n", "sizes that no turn can have"),
+        ("0,0,10,5,11\n", "sizes that no turn can have"),
+        ("", "has no turn of at most"),
+    ],
+)
+def test_recorded_turns_with_holes_are_one_sentence(turns: str, reason: str, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "turns.csv").write_text(TURNS + turns)
+    assert_refused(["plan", "--profile", str(file), "--mixed", "1", "--lengths", str(tmp_path / "turns.csv")], reason)
+
+
+@pytest.mark.parametrize("content", [None, "{}", "\x00"])
+def test_a_file_that_is_no_profile_is_one_sentence(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "file").write_text(content)
+    assert_refused(["plan", "--profile", str(tmp_path / "file"), "--mixed", "1"], "--profile ")
+
+
+def assert_refused(words: list[str], reason: str) -> None:
+    def work() -> list[Any]:
+        done = CliRunner().invoke(cli, words)
+        return [done.exit_code, done.output]
+
+    code, said = in_virtual_time(work)
+    assert code == 2 and reason in said and said.count("\n") <= 4 and "Traceback" not in said, said
+
+
+def test_a_profile_is_not_measured_where_it_could_not_be_written(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["profile", "-o", str(tmp_path / "none" / "file")])
+    assert done.exit_code == 2 and "there is no folder" in done.output
+
+
+@pytest.mark.long
+def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> None:
+    """The same requests under the same names. The times are no verdict: they are those of a busy machine."""
+    file, load = tmp_path / "profile.json", ("--concurrency", "1,4", "--output-tokens", "16", "--json")
+    flags = ("--model", "smollm2-135m-instruct", "--mixed", "cpu:0")
+    made = app("profile", *flags, "--rounds", "2", "-o", str(file))
+    assert made.returncode == 0, made.stderr
+    planned = app("plan", "--profile", str(file), "--mixed", "1", *load)
+    with launched(["--role", "mixed", *flags]) as launch:
+        measured = app("bench", launch.url, *load)
+    assert (planned.returncode, measured.returncode) == (0, 0), planned.stderr + measured.stderr
+    for ours, theirs in zip(planned.stdout.splitlines(), measured.stdout.splitlines(), strict=True):
+        predicted, seen = json.loads(ours), json.loads(theirs)
+        assert seen.keys() <= predicted.keys()
+        for name in ("load", "requests", "failures", "prompt_tokens", "output_tokens"):
+            assert predicted[name] == seen[name]
+        assert predicted["ttft_ms_median"] > 0 and predicted["tpot_ms_median"] > 0

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The times of steps: those that were measured are found again, and more work never takes less."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_profile import SHARED, milliseconds, small_profile
+
+from pontil.runtime.planner.device_profile import ProfileError, StepTimes
+from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted
+
+TIMES = small_profile().times
+COSTS = StepCosts(TIMES)
+
+
+@given(st.integers(0, 100), st.integers(0, 500), st.integers(0, 300), st.integers(0, 500))
+def test_steps_take_what_measured_ones_say(rows: int, context: int, tokens: int, before: int) -> None:
+    tokens = tokens if tokens >= 16 else 0
+    if not rows + tokens:
+        return
+    work = StepWork(rows, rows * context, tokens, tokens * before)
+    assert COSTS.step(work) * 1e3 == pytest.approx(milliseconds(work))
+
+
+def test_what_both_kinds_share_is_taken_once() -> None:
+    assert COSTS.shared * 1e3 == pytest.approx(SHARED)
+
+
+def test_pulls_take_what_measured_ones_say() -> None:
+    assert [round(COSTS.pull(blocks) * 1e3, 3) for blocks in (1, 8, 16, 31)] == [0.2, 0.573, 1.0, 1.8]
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 100), st.floats(0, 1)), min_size=1, max_size=12))
+def test_more_work_never_takes_less_whatever_was_measured(points: list[tuple[int, int, float]]) -> None:
+    curve, slope = fitted(points)
+    found = [curve.at(size) for size in range(12)]
+    assert slope >= 0 and all(later >= earlier >= 0 for earlier, later in pairwise(found))
+
+
+def test_a_curve_of_one_point_is_flat() -> None:
+    assert [Curve(((4, 0.5),)).at(size) for size in (1, 4, 9)] == [0.5] * 3
+
+
+def test_steps_of_one_kind_alone_are_no_profile() -> None:
+    for steps in ([one for one in TIMES.steps if one[0]], [one for one in TIMES.steps if not one[0]]):
+        with pytest.raises(ProfileError, match="no steps that only decode, or none of prompts alone"):
+            StepCosts(replace(TIMES, steps=tuple(steps)))
+
+
+def test_a_profile_needs_no_mixed_steps() -> None:
+    alone = StepTimes(tuple(one for one in TIMES.steps if not (one[0] and one[2])), TIMES.pulls)
+    assert StepCosts(alone).shared == 0.0

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads on planned sites, in virtual time: the product's own proxy, scheduler, cache and handoff."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from recorded_profile import small_profile
+from virtual_fork import in_virtual_time
+
+from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.planned_worker import PlannedModel
+from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedTrial
+
+MIXED, PAIR = PlannedTopology(0, 0, 1, "auto"), PlannedTopology(1, 1, 0, "always")
+PROMPT, ANSWER = 64, 6
+
+
+@pytest.fixture(scope="module")
+def model() -> PlannedModel:
+    return planned_model(small_profile())
+
+
+def questions(shared: int = 0) -> Iterator[Asked]:
+    chance, number = random.Random(1), 0
+    first = [chance.randrange(100, 1000) for _ in range(shared)]
+    while number < 1000:
+        number += 1
+        yield [*first, *(chance.randrange(100, 1000) for _ in range(PROMPT - shared))], ANSWER
+
+
+def run(model: PlannedModel, topology: PlannedTopology, load: PlannedLoad, shared: int = 0) -> dict[str, Any]:
+    site = PlannedSite(topology, model, load.seed)
+    report = PlannedTrial(site, load, questions(shared)).run()
+    assert not site.world.failures
+    site.close()
+    return asdict(report)
+
+
+def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
+    """One fork tries what each test of its own would pay for."""
+
+    def work() -> dict[str, Any]:
+        one = run(model, MIXED, PlannedLoad(4, 1))
+        return {
+            "one": one,
+            "again": run(model, MIXED, PlannedLoad(4, 1)),
+            "many": run(model, MIXED, PlannedLoad(12, 6)),
+            "pair": run(model, PAIR, PlannedLoad(6, 2)),
+            "cached": run(model, MIXED, PlannedLoad(4, 1), shared=48),
+            "open": run(model, MIXED, PlannedLoad(20, 1, 100.0, 3)),
+        }
+
+    told = in_virtual_time(work)
+    assert told["one"] == told["again"]
+    # A prompt of 64 tokens takes 10 + 32 + 2 ms, a step of one row about 11.1 ms, each turn 0.1 ms.
+    for one in told["one"]["requests"]:
+        assert one["failure"] is None and one["tokens"] == ANSWER and one["cached_tokens"] == 0
+        assert one["arrivals"][0] - one["sent"] == pytest.approx(0.046, rel=0.05)
+        per_token = (one["arrivals"][-1] - one["arrivals"][0]) / (ANSWER - 1)
+        assert per_token == pytest.approx(0.0112, rel=0.05)
+    assert told["many"]["seconds"] < 3 * told["one"]["seconds"] * 12 / 4
+    assert told["pair"]["busy"].keys() == {"prefill", "decode"}
+    assert all(one["tokens"] == ANSWER for name in ("many", "pair", "open") for one in told[name]["requests"])
+    assert [one["cached_tokens"] for one in told["cached"]["requests"]] == [0, 48, 48, 48]
+    # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
+    assert told["open"]["busy"]["mixed"] > 0.9
+    assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0
