@@ -9,6 +9,7 @@ from typing import Any
 
 from sanic.mixins import routes
 from sanic_routing import route, router
+from sanic_routing.utils import path_to_parts
 
 
 def compile_routes_once() -> None:
@@ -27,7 +28,7 @@ def compile_routes_once() -> None:
     untyped = router
     untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
     untyped.compile = cache(compile)
-    untyped.path_to_parts = parts = cache(router.path_to_parts)
+    untyped.path_to_parts = parts = cache(path_to_parts)
     untyped = route
     untyped.path_to_parts = parts
     generalized: Any = route.Route.segments
