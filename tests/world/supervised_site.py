@@ -3,8 +3,8 @@
 
 import io
 import json
+import math
 import os
-import selectors
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
 from worker_process import WorkerProcess
-from world_reporter import WorldReporter
+from world_reporter import ReadySelector, WorldReporter
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
@@ -67,13 +67,6 @@ LOOK = 0.1
 PROXY_START = (0.6, 1.4)
 
 
-class ReadySelector(selectors.PollSelector):
-    """A selector that shows what is ready, and leaves the waiting to the world. Its order is that of registration."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return super().select(0)
-
-
 class HostLaunch:
     """The launch of one host: the real supervisor, whose turns are events, and the starter of its processes. After the
     death of its host it `is_over`."""
@@ -94,7 +87,7 @@ class HostLaunch:
             RunDirectory(site.folder / f"run-{'next' if joining else number}"), selector=ReadySelector(),
         )  # fmt: skip
         self.supervisor.oom = OomWatch(site.oom_counter)
-        self.is_due = self.is_over = False
+        self.due, self.is_over = math.inf, False
         # True for one that began after its host's death: if it cannot, as where a disk is full, it is started again.
         self.is_later = False
         # Those that died with the host.
@@ -166,12 +159,13 @@ class HostLaunch:
             self.world.after(LOOK, lambda: self.wait_for(is_so, within - LOOK, then))
 
     def wake(self) -> None:
-        if not self.is_due:
-            self.is_due = True
-            self.world.after(NOTICES_WITHIN, self.woken)
+        # One that computes wakes it later than it is now, and another one may before that.
+        if (due := self.world.now() + NOTICES_WITHIN) < self.due:
+            self.due = due
+            self.world.at(due, self.woken)
 
     def woken(self) -> None:
-        self.is_due = False
+        self.due = math.inf
         if not self.is_over:
             self.look()
 

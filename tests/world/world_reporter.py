@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports of a process of the world to its supervisor, over a real pipe."""
 
+import selectors
 from collections.abc import Callable
 
 from pontil.launcher.child.reporter import PipeReporter
 from pontil.launcher.child.reports import HeartbeatReport, Report
 from pontil.runtime.wire.simulated.processes import WorldProcess
+
+
+class ReadySelector(selectors.PollSelector):
+    """A selector that shows what is ready, and leaves the waiting to the world. Its order is that of registration."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(0)
 
 
 class WorldReporter(PipeReporter):
