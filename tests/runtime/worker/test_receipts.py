@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kernels
 import pytest
 from kernels import CACHE
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, greedy, prompt
@@ -117,3 +118,15 @@ def test_a_prompt_that_was_left_out_is_given(proxy: ScriptedProxy, pair: Pair, m
     assert "they were changed" in verified(data, model, prompt_text=json.dumps(ids[1:]))[0][1]
     with pytest.raises(Exception, match="--prompt FILE"):
         verified(data, model)
+
+
+def test_other_kernels_with_the_same_bits_compute_it_too(proxy: ScriptedProxy, pair: Pair, model: Path) -> None:
+    """In float32 the kernels for AVX2 have the bits of those for AVX-512; torch's operations round otherwise."""
+    ours, others = pair[1].machine.kernels, kernels.opened("avx2").name
+    answer, ids = answered(proxy, pair, "one", KINDS["greedy"], both=False), prompt(37)
+    data = receipt_of(answer, pair[1], ids, KINDS["greedy"], 0)
+    if ours == others:
+        pytest.skip("this processor has no other kernels")
+    assert verified(data, model, kernels="avx2") == [(True, "20 tokens and logits are equal")]
+    ((holds, says),) = verified(data, model, kernels="torch")
+    assert not holds and says.endswith(f"; it was made by the kernels {ours}, and these are torch")
