@@ -244,7 +244,7 @@ def measure_contexts(arguments: argparse.Namespace, kernels: str) -> dict[str, A
         name: round(max(0.0, 1 - rest / value[0]), 2) for name, value in result.items() if name.startswith("context ")
     }
     if library is not None:
-        read, token_bytes = roofline.bandwidth(library), storage.layout.block_bytes / storage.layout.block_size
+        read, token_bytes = roofline.bandwidth(library, now), storage.layout.block_bytes / storage.layout.block_size
         result["reading"] = {
             f"context {context}": round(context * token_bytes / read / ((least - rest) / 1000), 2)
             for context in arguments.contexts
