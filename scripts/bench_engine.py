@@ -22,9 +22,12 @@ appends the figures, with processor and command, to the table "By processor" in 
 
 With --contexts a step of one row at each of these contexts instead, and its `attention`: the share of it that it takes
 longer than a step at a context of one block, which is all that follows the context; the products, the head, sampling
-and what Python does are the rest. With --products single products with weights of Q4_K, Q6_K and Q8_0, of so many rows
-and of a prompt of --prompt: the share of what can be read of memory, and of the peak, of which the larger one is the
-limit. --record appends these to the tables "Long contexts" and "Products" in docs/measurements-history.md.
+and what Python does are the rest. `reading` is the share of what can be read of memory at which attention reads keys
+and values in that time. No prompt is computed: the KV cache has random numbers, as if another worker had sent them.
+
+With --products single products with weights of Q4_K, Q6_K and Q8_0, of so many rows and of a prompt of --prompt: the
+share of what can be read of memory, and of the peak, of which the larger one is the limit. --record appends either to
+the tables "Long contexts" and "Products" in docs/measurements-history.md.
 
 With --host instead: what the host does in a step of 1, 64 and 256 rows (scripts/host_steps.py): the real engine and
 scheduler, over a device (then over kernels) that takes no time. It prints ms by the clock and of CPU time, least and
@@ -115,7 +118,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
         16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes
     )
     longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
-    seats = max(*arguments.rows, MANY)
+    seats = 1 if arguments.contexts else max(*arguments.rows, MANY)
     blocks = seats * layout.blocks_for(longest) + 1
     # Run all prompts in one step, so that all sequences have the same context afterwards.
     budget = max(seats * arguments.context, arguments.prompt)
@@ -123,12 +126,19 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
     return Engine(ModelRunner(model, KVStorage(layout, blocks, torch.device("cpu"))), scheduler), config
 
 
-def add(engine: Engine, number: int, tokens: int, answer: int) -> None:
+def sequence_of(engine: Engine, number: int, tokens: int, answer: int) -> Sequence:
     assert isinstance(engine.runner, ModelRunner)
     chance, vocabulary = random.Random(number), engine.runner.model.config.vocab_size
     prompt = [chance.randrange(min(1000, vocabulary // 2), min(40000, vocabulary)) for _ in range(tokens)]
     params = SamplingParams(max_tokens=answer, seed=1, temperature=0.0, ignore_eos=True)
-    engine.add(Sequence(f"{number}", prompt, params, frozenset()))
+    return Sequence(f"{number}", prompt, params, frozenset())
+
+
+def fill(storage: KVStorage) -> None:
+    """Write some random numbers to all blocks."""
+    block = torch.randn(storage.layout.block_shape).to(storage.tensor.dtype)
+    for place in storage.tensor:
+        place.copy_(block)
 
 
 def timed_steps(
@@ -136,7 +146,12 @@ def timed_steps(
 ) -> list[tuple[float, float]]:
     """Return the seconds of each step of so many rows, and the seconds of these outside the kernels."""
     for number in range(rows):
-        add(engine, number, arguments.context, arguments.rounds + 2)
+        sequence = sequence_of(engine, number, arguments.context, arguments.rounds + 2)
+        if arguments.contexts:
+            assert engine.park(sequence) and engine.scheduler.memory.grow(sequence, arguments.context)
+            engine.promote(sequence, arguments.context, None)
+        else:
+            engine.add(sequence)
     assert len(engine.step()) == rows
     found = []
     for _ in range(arguments.rounds):
@@ -152,7 +167,7 @@ def timed_steps(
 def timed_prompts(engine: Engine, arguments: argparse.Namespace, now: Callable[[], float]) -> list[float]:
     found = []
     for number in range(arguments.rounds):
-        add(engine, number, arguments.prompt, 1)
+        engine.add(sequence_of(engine, number, arguments.prompt, 1))
         start = now()
         engine.step()
         found.append(now() - start)
@@ -216,6 +231,11 @@ def measure_contexts(arguments: argparse.Namespace, kernels: str) -> dict[str, A
     engine, config = open_engine(arguments, library)
     if max(contexts) + arguments.rounds + 2 > config.max_model_len:
         raise SystemExit(f"--contexts: {arguments.model} has {config.max_model_len} positions at most")
+    assert isinstance(engine.runner, ModelRunner)
+    storage = engine.runner.storage
+    if storage.layout.dtype not in TORCH_DTYPES:
+        raise SystemExit("--contexts: leave out --kv-cache-dtype, whose cells have scales")
+    fill(storage)
     for context in contexts:
         arguments.context = context
         result[f"context {context}"] = milliseconds([whole for whole, _ in timed_steps(engine, 1, arguments, watch)])
@@ -223,6 +243,13 @@ def measure_contexts(arguments: argparse.Namespace, kernels: str) -> dict[str, A
     result["attention"] = {
         name: round(max(0.0, 1 - rest / value[0]), 2) for name, value in result.items() if name.startswith("context ")
     }
+    if library is not None:
+        read, token_bytes = roofline.bandwidth(library, now), storage.layout.block_bytes / storage.layout.block_size
+        result["reading"] = {
+            f"context {context}": round(context * token_bytes / read / ((least - rest) / 1000), 2)
+            for context in arguments.contexts
+            if (least := result[f"context {context}"][0]) > rest
+        }
     return result
 
 

@@ -15,13 +15,13 @@ ROUNDS, REPEATS = 1 << 18, 15
 READ_BYTES = 512 << 20
 
 
-def best(call: Callable[[], object], repeats: int) -> float:
-    """Return the least seconds of some calls."""
+def best(call: Callable[[], object], repeats: int, now: Callable[[], float] = time.perf_counter) -> float:
+    """Return the least seconds of some calls, by this clock."""
     found = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = now()
         call()
-        found.append(time.perf_counter() - start)
+        found.append(now() - start)
     return min(found)
 
 
@@ -31,10 +31,11 @@ def peak(library: KernelLibrary, dtype: torch.dtype) -> float:
     return done / best(lambda: library.multiply_adds(dtype, ROUNDS), REPEATS)
 
 
-def bandwidth(library: KernelLibrary) -> float:
-    """Measure the bytes per second that the kernels' threads can read from memory."""
+def bandwidth(library: KernelLibrary, now: Callable[[], float] = time.perf_counter) -> float:
+    """Measure the bytes per second that the kernels' threads can read from memory, by the clock of the steps that it is
+    compared with."""
     memory = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / best(lambda: library.read(memory), 5)
+    return READ_BYTES / best(lambda: library.read(memory), 5, now)
 
 
 def products(config: ModelConfig) -> tuple[int, int]:

@@ -25,12 +25,7 @@ static void score_tiles(const uint32_t* queries, size_t words, bool both, const 
     const size_t stride = words * sizeof *queries;
     for (int panel = 0; panel < PANELS; panel += 2) {
         const uint32_t *first = panels[panel], *second = panels[panel + 1];
-        // The compiler does not know that tiles are loaded from memory.
-        __asm__ volatile("" ::: "memory");
-        zero_tile(0);
-        zero_tile(1);
-        zero_tile(2);
-        zero_tile(3);
+        zero_sums();
         for (size_t word = 0; word < words; word += TILE) {
             const size_t at = word * LANES;
             DOT_KEYS(queries + word, 0, 1);

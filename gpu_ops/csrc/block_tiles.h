@@ -59,12 +59,7 @@ template <class F>
 static void add_tiles(const TileBlock<F>& block, const uint32_t* x, size_t stride, float (&part)[TILE][GROUP]) {
     alignas(64) int32_t made[6][TILE][LANES];
     for (int run = 0; run < 4; run += F::QUARTERS) {
-        // The compiler does not know that tiles are loaded from memory.
-        __asm__ volatile("" ::: "memory");
-        zero_tile(0);
-        zero_tile(1);
-        zero_tile(2);
-        zero_tile(3);
+        zero_sums();
         zero_tile(4);
         zero_tile(5);
         for (int quarter = run; quarter < run + F::QUARTERS; quarter++) {

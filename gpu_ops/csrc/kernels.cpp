@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "peak.h"
+#include "top_logits.h"
 
 static void run(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
     ThreadPool::Loan loan(context.threads);
@@ -124,6 +125,11 @@ void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const f
 }
 
 void pontil_draw(const Draws* draws) { draw(*draws); }
+
+void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
+                       int32_t* pairs) {
+    for (int row = 0; row < rows; row++) top_logits(logits + row * stride, vocabulary, count, pairs + 2 * count * row);
+}
 
 int64_t pontil_multiply_adds(Context* context, int32_t kind, int64_t rounds) {
     ThreadPool::Loan loan(context->threads);

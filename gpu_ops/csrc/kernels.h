@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 17 };
+enum { PONTIL_ABI = 18 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -189,6 +189,11 @@ void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const 
                    float* result, int64_t* highest);
 // Draws with the calling thread alone; the ids are the same for all kernels.
 void pontil_draw(const Draws*);
+// Finds the `count` highest of each row of logits, whose rows lie `stride` apart, with the calling thread alone: pairs
+// [rows][count][2] get the id and the bits of the logit, the highest first and of equal ones the lowest id. NaN is
+// taken for minus infinity and -0.0 for 0.0; what a small vocabulary lacks is -1.
+void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
+                       int32_t* pairs);
 // Has each thread do independent multiply-adds of that kind, `rounds` times some, as fast as the processor can; returns
 // how many all threads did.
 int64_t pontil_multiply_adds(Context*, int32_t kind, int64_t rounds);

@@ -43,12 +43,7 @@ static LevelDigits* level_digits(const LevelGroups& groups, Scratch& scratch) {
 // a high digit with a low one have two tiles, so that no step waits for the one before.
 INLINE void tile_level_sums(const LevelDigits* digits, int count, int panel, const uint32_t* x, size_t stride,
                             int32_t (&made)[4][TILE][LANES]) {
-    // The compiler does not know that tiles are loaded from memory.
-    __asm__ volatile("" ::: "memory");
-    zero_tile(0);
-    zero_tile(1);
-    zero_tile(2);
-    zero_tile(3);
+    zero_sums();
     for (int i = 0; i < count; i++, x += QUARTER_WORDS) {
         const auto& weights = digits[i].words[panel];
         for (int row = 0; row < TILE; row++) {

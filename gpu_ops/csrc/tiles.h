@@ -75,17 +75,21 @@ struct TileScope {
 };
 #endif
 
-// sums [2 * TILE][GROUP] of up to 2 * TILE rows with one group of weights; both: there are more than TILE rows. For
-// each chunk of 16 words that is read, one of the next group is prefetched, up to `lines` cache lines.
-INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weights, bool both, const uint32_t* ahead,
-                         int lines, float* sums) {
-    const size_t row_bytes = words * 4, weight_bytes = GROUP * 4;
-    // The compiler does not know that tiles are loaded from memory.
+// Begins sums in the first four tiles. The compiler does not know that tiles are loaded from memory.
+INLINE void zero_sums() {
     __asm__ volatile("" ::: "memory");
     zero_tile(0);
     zero_tile(1);
     zero_tile(2);
     zero_tile(3);
+}
+
+// sums [2 * TILE][GROUP] of up to 2 * TILE rows with one group of weights; both: there are more than TILE rows. For
+// each chunk of 16 words that is read, one of the next group is prefetched, up to `lines` cache lines.
+INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weights, bool both, const uint32_t* ahead,
+                         int lines, float* sums) {
+    const size_t row_bytes = words * 4, weight_bytes = GROUP * 4;
+    zero_sums();
     for (size_t word = 0; word < words; word += TILE) {
         for (int line = 0; line < lines; line++)
             __builtin_prefetch(ahead + (word / TILE * lines + line) * (64 / sizeof *ahead), 0, 2);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws of ids from rows of probabilities with the kernels."""
+"""Draws of ids from rows of probabilities, and the highest logits of rows, with the kernels."""
 
 import torch
 from torch import Tensor
@@ -23,3 +23,10 @@ def draw_rows(kernels: KernelLibrary, rows: DrawnRows, row: Tensor, uniform: Ten
     tokens = torch.empty_like(row)
     tokens[order] = ids
     return tokens, certain
+
+
+def top_logits(kernels: KernelLibrary, logits: Tensor, count: int) -> Tensor:
+    """Return what `gpu_ops.draws.top_logits` does."""
+    pairs = torch.empty(len(logits), count, 2, dtype=torch.int32)
+    kernels.top_logits(logits if logits.stride(1) == 1 else logits.contiguous(), count, pairs)
+    return pairs

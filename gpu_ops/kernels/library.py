@@ -69,6 +69,11 @@ class KernelLibrary:
         """Draw ids, with the calling thread alone."""
         self.library.pontil_draw(byref(fields))
 
+    def top_logits(self, logits: Tensor, count: int, pairs: Tensor) -> None:
+        """Find the highest logits of each row, with the calling thread alone, as `draws.top_logits` does."""
+        rows, vocabulary = logits.shape
+        self.library.pontil_top_logits(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, pairs.data_ptr())
+
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how
         many were done. Products are compared with their rate."""

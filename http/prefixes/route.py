@@ -15,6 +15,7 @@ from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.prefixes.request import EXTENSION, PREFIX, PrefixWanted, read_extension, read_prefix
 from pontil.http.prefixes.schema import PREFIX as PREFIX_SCHEMA
 from pontil.http.prefixes.schema import PREFIXES
+from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.usage_shape import usage_object
 from pontil.runtime.errors import RequestError, TooManyRequests
 from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
@@ -75,6 +76,7 @@ class PrefixRoutes:
 
     async def create_prefix(self, request: Request) -> HTTPResponse:
         """Compute a prompt if need be, and keep it. It is granted or refused at once, with figures."""
+        check_no_receipt(request, "a lease on a prefix")
         wanted = await self.generation.read(request, read_prefix)
         preparation = self.generation.preparation
         self.generation.model.check(wanted.model)

@@ -15,6 +15,7 @@ from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import check_name
 from pontil.http.openai.chat.prompt_reader import SHORT_TEXT, TextLimit, maximum
+from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.reply import route_of
 from pontil.http.stream.reply_schema import COUNT, NUMBER, TEXT, closed, constant, many
 from pontil.http.vllm.pair_request import PairRequest, RerankRequest, read_rerank, read_score
@@ -86,6 +87,7 @@ class RerankRoutes:
         return await self.answer(write, len(works), stream)
 
     async def read(self, request: Request, parse: Callable[..., T]) -> tuple[ServedReranker, T]:
+        check_no_receipt(request, "a score of texts")
         if self.served is None:
             says = "no model here scores texts: start the server with --rerank and --reranking-model"
             raise RequestError(says, status=404, code="not_supported")

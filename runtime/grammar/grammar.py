@@ -56,8 +56,11 @@ class GrammarVocabulary:
         self.special_token_ids = sorted(number for number in tokenizer.special_ids if number < vocab_size)
         self.eos_token_id, self.bos_token_id = vocab_size, None
 
-    def __call__(self, text: str) -> list[int]:
-        """Never called for grammars that force no tokens, as ours do."""
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Never called for grammars that force no tokens, as ours do, but once to find out whether it takes bytes: an
+        encoder is not made for that."""
+        if isinstance(text, bytes):
+            raise TypeError("a text is encoded, and no bytes")
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 

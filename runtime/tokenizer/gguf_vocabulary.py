@@ -25,7 +25,7 @@ from pontil.runtime.tokenizer.vocabulary import (
 )
 
 PREFIX, KEYS = "tokenizer.", "tokenizer.ggml."
-# What the table of tokens is made of.
+# The arrays of which the table of tokens is made.
 TABLES = (f"{KEYS}tokens", f"{KEYS}token_type")
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4

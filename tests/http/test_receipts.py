@@ -150,6 +150,24 @@ def test_what_cannot_have_one_is_refused(
     assert answer.status == 400 and says in answer.json["error"]["message"], answer.body
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/api/embed", {"input": "hi"}),
+        ("/api/embeddings", {"prompt": "hi"}),
+        ("/v1/rerank", {"query": "hi", "documents": ["ho"]}),
+        ("/v1/score", {"text_1": "hi", "text_2": "ho"}),
+        ("/v1/audio/speech", {"input": "hi"}),
+        ("/v1/audio/transcriptions", {}),
+        ("/v1/prefixes", {"prompt": "hi"}),
+    ],
+)
+def test_what_draws_no_tokens_has_none(signing: ScriptedSite, path: str, fields: dict[str, Any]) -> None:
+    answer = signing.ask("POST", path, fields, ASKED)
+    assert answer.status == 400 and "has no receipt: leave out pontil-receipt" in str(answer.json["error"])
+
+
 def test_a_batch_of_chats_has_none(signing: ScriptedSite) -> None:
     body = {"model": MODEL, "messages": [MESSAGES, MESSAGES]}
     answer = signing.ask("POST", "/v1/chat/completions/batch", body, ASKED)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import selectors
 import signal
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,6 +4,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ FLAGS = (
 COMPILE_TIMEOUT = 600.0
 LOCK_TIMEOUT = 1200.0
 LOCK_POLL = 0.05
+# Quoted text of C++, or a comment.
+TOKEN = re.compile(r"""(?P<quoted>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 
 # Runs a command in a process group of its own, which ends with the process that started it: a compiler starts others.
 ATTENDED = """
@@ -57,11 +60,18 @@ class KernelError(Exception):
 
 
 def source_digest() -> str:
-    """Hash everything in csrc/ to 16 hexadecimal digits."""
+    """Hash everything in csrc/ but its comments to 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.name.encode() + b"\0" + code_of(path.read_text()).encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def code_of(text: str) -> str:
+    """Leave out comments, blank lines and the ends of lines that are blank; what looks like a comment in quotes
+    stays."""
+    bare = TOKEN.sub(lambda found: found[0] if found["quoted"] else " ", text)
+    return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
 
 
 def prebuilt(target: InstructionSet) -> Path:

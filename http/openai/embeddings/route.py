@@ -25,6 +25,7 @@ from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import IntegerType, TextType, WordType
 from pontil.http.schema.reader import Fields, IgnoredFields
+from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.reply import route_of
 from pontil.http.stream.reply_schema import COUNT, TEXT, closed, constant, many
 from pontil.runtime.errors import RequestError
@@ -156,6 +157,7 @@ class EmbeddingRoutes:
         check: Callable[[Request], None] = check_type,
     ) -> EmbeddingRequest:
         """Read this request's body, whose content type passes this check, by its parser."""
+        check_no_receipt(request, "an embedding")
         vocab_size, ignored_fields = self.embedding.vocab_size, self.bodies.ignored(request)
         return await self.bodies.read(request, partial(parser, vocab_size=vocab_size, ignored=ignored_fields), check)
 

@@ -26,6 +26,7 @@ from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION, read_transcription
+from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.reply import reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
@@ -72,6 +73,7 @@ class SoundRoutes:
         )  # fmt: skip
 
     async def speech(self, request: Request) -> HTTPResponse | None:
+        check_no_receipt(request, "speech")
         ignored_fields = self.bodies.ignored(request)
         speech_request = await self.bodies.read(request, partial(read_speech, ignored=ignored_fields))
         self.model.check(speech_request.model)
@@ -91,6 +93,7 @@ class SoundRoutes:
         return await reply_sound(request, stream, speech_request.form, graph.sample_rate, speech_request.stream)
 
     async def transcriptions(self, request: Request) -> HTTPResponse:
+        check_no_receipt(request, "a transcription")
         ignored_fields = self.bodies.ignored(request)
         transcription_request = await self.bodies.read_form(
             request, partial(read_transcription, ignored=ignored_fields)

@@ -124,8 +124,7 @@ class TopLogitsPlan:
     def read(self, words: Words) -> dict[Draw, bytes]:
         if self.place is None:
             return {}
-        rows = self.place.read(words)
-        return {draw: stated(rows[self.rows[draw.row]], draw) for draw in self.draws}
+        return stated(self.place.read(words), self.draws, [self.rows[draw.row] for draw in self.draws])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
-from pontil.gpu_ops.draws.top_logits import top_logits as top_rows
+from pontil.gpu_ops.draws.top_logits import top_logits
 from pontil.gpu_ops.kernels.draws import draw_rows
+from pontil.gpu_ops.kernels.draws import top_logits as top_logits_by
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.sampling.logit_entries import (
     NO_EDITS,
@@ -156,7 +157,8 @@ def sample_planned(
     ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest if edited_logits is logits else None, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
     tokens = dict(zip(ordered_draws, ids.tolist(), strict=True))
-    return plan.results(ordered_draws, ids, tokens, dead, lambda draws: logprobs_of_draws(logits, draws, tokens))
+    logprobs_of = partial(logprobs_of_draws, logits, tokens=tokens, kernels=kernels)
+    return plan.results(ordered_draws, ids, tokens, dead, logprobs_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,26 +291,35 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
     return sample(some, shaping_of(params), row, numbers, faster)
 
 
-def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+def logprobs_of_draws(
+    logits: Tensor, draws: list[Draw], tokens: dict[Draw, int], kernels: KernelLibrary | None
+) -> dict[Draw, TokenLogprobs]:
     asking = [draw for draw in draws if draw.sequence.params.logprobs is not None]
     named_draws = [draw for draw in asking if draw.sequence.params.logprob_token_ids]
     likely_draws = [draw for draw in asking if not draw.sequence.params.logprob_token_ids]
     logprobs = likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
-    return with_top_logits(logprobs, top_logits_of(logits, [draw for draw in draws if draw.sequence.params.top_logits]))
+    stating_draws = [draw for draw in draws if draw.sequence.params.top_logits]
+    return with_top_logits(logprobs, top_logits_of(logits, stating_draws, kernels))
 
 
-def top_logits_of(logits: Tensor, draws: list[Draw]) -> dict[Draw, bytes]:
+def top_logits_of(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | None) -> dict[Draw, bytes]:
     if not draws:
         return {}
     some, row = rows_of(logits, draws)
-    rows = top_rows(some, max(draw.sequence.params.top_logits for draw in draws)).numpy()
-    return {draw: stated(rows[at], draw) for draw, at in zip(draws, row.tolist(), strict=True)}
+    most = max(draw.sequence.params.top_logits for draw in draws)
+    rows = top_logits(some, most) if kernels is None else top_logits_by(kernels, some, most)
+    return stated(rows.numpy(), draws, row.tolist())
 
 
-def stated(pairs: Any, draw: Draw) -> bytes:
-    """Return as many of a row's highest logits as a draw's request asks for, int32 [count, 2], in bytes."""
-    told: bytes = pairs[: draw.sequence.params.top_logits].astype("<i4").tobytes()
-    return told
+def stated(rows: Any, draws: Iterable[Draw], places: Iterable[int]) -> dict[Draw, bytes]:
+    """Return the highest logits of draws whose rows are at these places of int32 [rows, count, 2], in bytes: of each as
+    many as its request asks for."""
+    told, entry = rows.astype("<i4", copy=False).tobytes(), rows.itemsize * rows.shape[2]
+    starts = [place * rows.shape[1] * entry for place in places]
+    return {
+        draw: told[start : start + entry * draw.sequence.params.top_logits]
+        for draw, start in zip(draws, starts, strict=True)
+    }
 
 
 def with_top_logits(logprobs: dict[Draw, TokenLogprobs], top_logits: Mapping[Draw, bytes]) -> dict[Draw, TokenLogprobs]:

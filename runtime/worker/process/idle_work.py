@@ -11,6 +11,8 @@ from pontil.runtime.worker.start.prefault import IdleReturn, Prefault
 
 # Seconds without work after which a worker starts idle work: the next request is not on its way yet.
 QUIET = 1.0
+# Seconds without work after which it makes what takes it half a second: others may still be starting.
+SETTLED = 5.0
 # Seconds after which a worker whose core is borrowed checks again whether it may do idle work.
 BORROWED_PAUSE = 0.005
 # Seconds for which blocks are recorded at a time: a message does not wait for long.
@@ -80,9 +82,9 @@ class IdleWork:
         return None if grammars is None or grammars.is_prepared else grammars
 
     @property
-    def spare_at(self) -> float:
-        """Return when it has been quiet for long enough."""
-        return max(self.busy_at, self.ready_at) + QUIET
+    def settled_at(self) -> float:
+        """Return when there has been no work for long, since the start too."""
+        return max(self.busy_at, self.ready_at) + SETTLED
 
     @property
     def giving_back(self) -> float | None:
@@ -100,7 +102,7 @@ class IdleWork:
         elif self.has_spare_work:
             due = self.busy_at + QUIET
         elif self.unprepared is not None:
-            due = self.spare_at
+            due = self.settled_at
         elif (giving := self.giving_back) is not None:
             due = giving
         else:
@@ -120,8 +122,8 @@ class IdleWork:
             # turn lends it again.
             self.end()
             self.engine.keep_answers()
-        elif (grammars := self.unprepared) is not None and now >= self.spare_at:
-            # The only piece that is not small: a message that arrives in just this second waits for it.
+        elif (grammars := self.unprepared) is not None and now >= self.settled_at:
+            # The only piece that is not small: a message that arrives meanwhile waits for it.
             grammars.prepare()
         elif self.idle_return is not None and (due := self.giving_back) is not None and now >= due:
             self.idle_return.advance(self.busy_at)

@@ -5,14 +5,23 @@ import math
 import struct
 from typing import Any
 
+import kernels
+import pytest
 import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.gpu_ops.draws.top_logits import top_logits, top_there
+from pontil.gpu_ops.kernels.draws import top_logits as top_logits_by
+from pontil.gpu_ops.kernels.library import KernelLibrary
 
 VALUES = [0.0, -0.0, 1.5, -2.25, 3e38, math.inf, -math.inf, math.nan, 1e-40]
+
+
+@pytest.fixture(scope="module", params=kernels.NAMES)
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    return kernels.opened(request.param)
 
 
 def sorted_whole(row: list[float], count: int) -> list[tuple[int, int]]:
@@ -35,3 +44,20 @@ def test_as_a_sort_of_all(vocabulary: int, count: int, random: Any) -> None:
     expected = [sorted_whole(row, count) for row in logits.tolist()]
     assert [[tuple(pair) for pair in row] for row in top_logits(logits, count).tolist()] == expected
     assert [[tuple(pair) for pair in row] for row in top_there(logits, count).tolist()] == expected
+
+
+@settings(max_examples=examples(12, 400), deadline=None)
+@given(st.sampled_from([1, 5, 64, 65, 200]), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_the_kernels_find_the_same(library: KernelLibrary, vocabulary: int, count: int, random: Any) -> None:
+    kind, values = random.choice(["few", "rising", "any"]), [float(random.gauss(0, 3)) for _ in range(3 * vocabulary)]
+    if kind == "rising":
+        values.sort()
+    for place in range(len(values)):
+        if kind == "few" or random.random() < 0.02:
+            values[place] = random.choice(VALUES)
+    logits = torch.tensor(values, dtype=torch.float32).view(3, vocabulary)
+    expected = [sorted_whole(row, count) for row in logits.tolist()]
+    for padded in (0, 32):
+        beside = torch.nn.functional.pad(logits, (0, padded), value=1e30)[:, :vocabulary]
+        assert [[tuple(pair) for pair in row] for row in top_logits_by(library, beside, count).tolist()] == expected
+    assert top_logits_by(library, logits[:0], count).shape == (0, count, 2)

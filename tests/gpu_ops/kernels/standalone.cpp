@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks the kernels without Python, so that they run wherever a compiler and an emulator do: products of every kind of
 // weights and both halves of a layer, against plain loops in double precision, and to the bit against themselves in
-// other divisions into rows and threads; and draws against those after sorting. Prints a line for each check that fails, and at last their number.
+// other divisions into rows and threads; and draws and the highest logits against those after sorting. Prints a line for
+// each check that fails, and at last their number.
 #include "kernels.cpp"
 
 #include <cstdarg>
@@ -221,6 +222,19 @@ static void check_sparse_layer(Context* const (&contexts)[2], int kind) {
         }
 }
 
+// `order` are all ids, the highest first.
+static void check_top(const float* logits, const std::vector<int>& order) {
+    enum { COUNT = 8 };
+    int32_t found[COUNT][2], missing = -1;
+    pontil_top_logits(logits, 0, 1, int(order.size()), COUNT, found[0]);
+    for (size_t i = 0; i < COUNT; i++) {
+        const bool there = i < order.size();
+        const float logit = there ? logits[order[i]] + 0.0f : 0.0f;
+        check(found[i][0] == (there ? order[i] : -1) && !memcmp(&found[i][1], there ? (void*)&logit : &missing, 4),
+              "of %zu logits another one is number %zu", order.size(), i);
+    }
+}
+
 // Logits of which some are equal; their probabilities; and the ids that top_p keeps, found by sorting.
 static void check_draws(int vocabulary, float grain, double top_p) {
     enum { ROWS = 3, NUMBERS = 50 };
@@ -238,6 +252,7 @@ static void check_draws(int vocabulary, float grain, double top_p) {
         std::vector<int> order(vocabulary);
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return own[a] > own[b]; });
+        check_top(own, order);
         double total = 0, reached = 0;
         for (int id = 0; id < vocabulary; id++) total += mass[id];
         std::vector<int64_t> kept(vocabulary), cumulative;

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from datetime import date
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -26,7 +27,7 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_rules,
     grammar_of_schema,
 )
-from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 ENDS = frozenset({END_ID})
 PERSON = {
@@ -54,6 +55,14 @@ def is_date(text: object) -> bool:
 
 FORMATS = jsonschema.FormatChecker()
 FORMATS.checks("date", raises=ValueError)(is_date)
+
+
+def test_nothing_encodes_for_the_tables(smollm2_path: Path) -> None:
+    tokenizer = load_tokenizer(smollm2_path, encodes=False)
+    made = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    assert not made.is_prepared
+    assert allowed(made.compile(grammar_of_choices(["ab"])).guide(ENDS).masks([])[0])
+    assert made.is_prepared and "backend" not in tokenizer.__dict__
 
 
 def accepts(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:

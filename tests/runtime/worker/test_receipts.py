@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kernels
 import pytest
 from kernels import CACHE
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, greedy, prompt
@@ -117,3 +118,18 @@ def test_a_prompt_that_was_left_out_is_given(proxy: ScriptedProxy, pair: Pair, m
     assert "they were changed" in verified(data, model, prompt_text=json.dumps(ids[1:]))[0][1]
     with pytest.raises(Exception, match="--prompt FILE"):
         verified(data, model)
+
+
+@pytest.mark.parametrize("name", ["avx2", pytest.param("torch", marks=pytest.mark.long)])
+def test_other_kernels_compute_it_too(proxy: ScriptedProxy, pair: Pair, model: Path, name: str) -> None:
+    """In float32 the kernels for AVX2 have the bits of those for AVX-512; torch's operations round otherwise."""
+    ours, others = pair[1].machine.kernels, name if name == "torch" else kernels.opened(name).name
+    answer, ids = answered(proxy, pair, "one", KINDS["greedy"], both=False), prompt(37)
+    data = receipt_of(answer, pair[1], ids, KINDS["greedy"], 0)
+    if ours == others:
+        pytest.skip("this processor has no other kernels")
+    ((holds, says),) = verified(data, model, kernels=name)
+    if name == "torch":
+        assert not holds and says.endswith(f"; it was made by the kernels {ours}, and these are torch")
+    else:
+        assert (holds, says) == (True, "20 tokens and logits are equal")

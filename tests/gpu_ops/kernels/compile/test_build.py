@@ -91,6 +91,29 @@ def test_other_sources_or_flags_are_another_library(
     assert len({first, second, build(QUICK, tmp_path, lambda text: None)}) == 3
 
 
+CODE = 'int a = 1; /* one */ const char *b = "// no \\" comment /*"; // two\nchar c = \'"\'; int d = 4 / 2;\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (CODE.replace("one", "another\ntext, over lines"), True),
+        (CODE.replace("// two", ""), True),
+        (f"// The first line\n\n    /* and more */\n{CODE}\n", True),
+        (CODE.replace("// no", "// yes"), False),
+        (CODE.replace("comment /*", "comment"), False),
+        (CODE.replace("4 / 2", "4 // 2"), False),
+        (CODE.replace("int a", "// int a"), False),
+        (CODE.replace("/* one */", "/* one */ int e;"), False),
+    ],
+)
+def test_comments_are_no_other_sources(little_source: Path, text: str, same: bool) -> None:
+    little_source.write_text(CODE)
+    before = building.source_digest()
+    little_source.write_text(text)
+    assert (building.source_digest() == before) is same
+
+
 def test_what_the_compiler_refuses_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "partial-1").write_text("of a process that was killed")
     with pytest.raises(KernelError, match="refused") as caught:

@@ -10,7 +10,7 @@ import pytest
 from pontil.gpu_ops.kernels.lent_cores import IDLE, STRIDE, LentCores
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.grammar.grammar import GrammarCompiler
-from pontil.runtime.worker.process.idle_work import BORROWED_PAUSE, QUIET, IdleWork
+from pontil.runtime.worker.process.idle_work import BORROWED_PAUSE, QUIET, SETTLED, IdleWork
 from pontil.runtime.worker.start.prefault import Prefault
 
 MOST = 0.5
@@ -104,8 +104,8 @@ def test_grammars_are_prepared_for_once_it_is_quiet_behind_the_start(busy_at: fl
     idle_work.spend(9.9)
     assert not chores.done and idle_work.patience(9.9, MOST) == MOST
     idle_work.ready_at, idle_work.busy_at = 10.0, busy_at
-    quiet = max(10.0, busy_at) + QUIET
-    idle_work.spend(quiet - 0.1)
-    assert not chores.done and idle_work.patience(quiet - 0.1, MOST) == pytest.approx(0.1)
-    idle_work.spend(quiet)
-    assert chores.done == ["prepared"] and idle_work.patience(quiet, MOST) == MOST
+    settled = max(10.0, busy_at) + SETTLED
+    idle_work.spend(settled - 0.1)
+    assert not chores.done and idle_work.patience(settled - 0.1, MOST) == pytest.approx(0.1)
+    idle_work.spend(settled)
+    assert chores.done == ["prepared"] and idle_work.patience(settled, MOST) == MOST
