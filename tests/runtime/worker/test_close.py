@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from open_resources import held
+from open_resources import nothing_left
 from pools import need
 from workers import ScriptedProxy, everyone_clean, greedy, open_worker, prompt
 
@@ -29,6 +29,5 @@ def test_closing_leaves_no_thread_no_descriptor_and_no_memory(
     memory too."""
     need(connector)
     serve(model, tmp_path, connector)
-    before = held()
-    serve(model, tmp_path, connector)
-    assert held() == before
+    with nothing_left():
+        serve(model, tmp_path, connector)

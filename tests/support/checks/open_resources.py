@@ -5,30 +5,38 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from served import wait_for
+
+# Seconds for what others hold for a moment: zmq connects sockets again that an earlier test left.
+TIMEOUT = 30.0
 
 
-class OpenResources(NamedTuple):
-    """Names of threads; counts of descriptors and of mapped KV pools."""
-
-    threads: list[str]
-    descriptors: int
-    pools: int
-
-
-def held() -> OpenResources:
+def held() -> set[tuple[str, ...]]:
+    """Return each thread, each descriptor with its file, and each mapped file that is only memory."""
     gc.collect()
-    threads = sorted(thread.name for thread in threading.enumerate())
-    pools = sum("memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines())
-    return OpenResources(threads, len(os.listdir("/proc/self/fd")), pools)
+    threads = {("thread", one.name, str(one.ident)) for one in threading.enumerate()}
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line]
+    return threads | {("file", *one) for one in open_files()} | {("memory", *line[4:6]) for line in mapped}
 
 
 def open_files() -> set[tuple[str, str]]:
     """Return each descriptor of this process with its file."""
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     return {(link.name, os.readlink(link)) for link in links if link.is_symlink()}
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Demand that the block leaves no thread, no descriptor and no memory. What others left may come and go meanwhile:
+    what is compared is each thing and not their number, until nothing new is there."""
+    before = held()
+    yield
+    with suppress(AssertionError):
+        wait_for(lambda: held() <= before, TIMEOUT, "the end of what was opened")
+    assert not held() - before
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from effort import by_default
-from open_resources import held
+from open_resources import nothing_left
 from served import wait_for
 from stream_world import EDGE, RUN, a_buffer, item, read
 
@@ -78,10 +78,9 @@ def turns(*workers: PortsWorker, until: Any) -> None:
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
-    before = held()
-    yield
-    assert held() == before
+def all_closed() -> Iterator[None]:
+    with nothing_left():
+        yield
 
 
 @pytest.fixture(params=by_default({"shm", "keys"}, ["shm", "tcp", "auto", "keys"]))
@@ -93,7 +92,7 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Po
         worker.close()
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("all_closed")
 def test_a_stream_from_worker_to_worker(workers: tuple[PortsWorker, PortsWorker]) -> None:
     producer, consumer = workers
     free = len(producer.ports.memory.free)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from open_resources import held
+from open_resources import nothing_left
 from tiers import wait_until_idle
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt, told
 
@@ -176,6 +176,5 @@ def test_closing_gives_back_tiers_too(model: Path, tmp_path: Path) -> None:
         open_worker(model, tmp_path, "decode:0", "decode", **SETTINGS, **MEMORY, **disk(tmp_path)).close()
 
     serve()
-    before = held()
-    serve()
-    assert held() == before
+    with nothing_left():
+        serve()
