@@ -71,12 +71,13 @@ class StatusRoutes:
 
     async def topology(self, request: Request) -> HTTPResponse:
         """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), the
-        result of each route's last self-test, the reuse of prompts and the leases by key, and the requests by class;
-        also that this launch allows chaos, if it does."""
+        result of each route's last self-test, the reuse of prompts and the leases by key, and the requests by class,
+        and by key and class; also that this launch allows chaos, if it does."""
         proxy = self.proxy
         topology_fields: dict[str, Any] = {"processes": proxy.topology(), "routes": proxy.self_test.shown}
         topology_fields["prompts"] = proxy.books.reuse.rows()
         topology_fields["classes"] = proxy.metrics.classes.open_rows(proxy.requests.values())
+        topology_fields["keys"] = proxy.metrics.classes.key_rows(proxy.requests.values())
         if leases := proxy.leases.rows():
             topology_fields["leases"] = leases
         if (age := self.proxy.changes.table_age) is not None:

@@ -281,6 +281,19 @@ TOPOLOGY = closed(
         "prompts": many(KEY_PROMPTS),
         "leases": many(closed({"key": TEXT, "leases": COUNT, "tokens": COUNT, "bytes": COUNT, "seconds": COUNT})),
         "classes": many(closed({"class": TEXT, "running": COUNT, "waiting": COUNT})),
+        "keys": many(
+            closed(
+                {
+                    "key": TEXT,
+                    "class": TEXT,
+                    "share": NUMBER,
+                    "requests": COUNT,
+                    "tokens": COUNT,
+                    "running": COUNT,
+                    "waiting": COUNT,
+                }
+            )
+        ),
         "age_seconds": NUMBER,
         "chaos": {"const": True},
     },

@@ -17,6 +17,7 @@ from pontil.launcher.commands.terminal.status_table import (
     coloured,
     cut,
     duration,
+    key_table,
     lease_table,
     plain,
     prompt_table,
@@ -65,8 +66,9 @@ def ask(url: str, key: Mapping[str, str]) -> Answer:
 
 
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
-    """Return the table, those of the keys' prompts and leases and of the classes that have requests, if there are any,
-    followed by warnings: if it is out of date, and if the launch allows chaos. An error is a line of its own."""
+    """Return the table, those of the keys' prompts and leases, of the classes that have requests and of the keys in
+    them, if there are any, followed by warnings: if it is out of date, and if the launch allows chaos. An error is a
+    line of its own."""
     if "error" in answer:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
@@ -76,6 +78,7 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
         warnings.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
     tables = table(answer["processes"], width) + prompt_table(answer.get("prompts", ()), width)
     tables += lease_table(answer.get("leases", ()), width) + class_table(answer.get("classes", ()), width)
+    tables += key_table(answer.get("keys", ()), width)
     return tables + [cut(line, width) for line in warnings]
 
 

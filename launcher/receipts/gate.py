@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.foundation.server_url import full_url
-from pontil.launcher.receipts.replay import ReplayTarget, load_record, replay, workers_of
+from pontil.launcher.receipts.replay import ReplayTarget, load_record, replay, worker_rows
 
 if TYPE_CHECKING:
     from pontil.runtime.receipts.record import Record
@@ -30,8 +30,8 @@ class RolloutGate:
         """Return the first difference, in words, of the answers of these workers; nothing where all are equal."""
         try:
             outcome = replay(self.record, ReplayTarget(self.url, self.key, workers), self.seconds, AT_ONCE)
-        except (LaunchError, OSError) as error:
-            return str(error)
+        except (LaunchError, OptionError) as error:
+            return error.message
         lines = outcome.lines
         more = f"; {outcome.summary}" if len(lines) > 1 else ""
         return f"{lines[0]}{more}" if lines else ""
@@ -42,5 +42,5 @@ def open_gate(file: Path, url: str | None, key: Mapping[str, str], seconds: floa
     if url is None:
         raise OptionError("This launch joined a proxy elsewhere: say with --url where it serves clients, for --gate.")
     record = load_record(file)
-    workers_of(full_url(url), key, None)
+    worker_rows(full_url(url), key)
     return RolloutGate(record, full_url(url), key, seconds)

@@ -57,18 +57,24 @@ class ReplayedRequest:
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """The outcomes of all requests that were sent, in their order; `skipped` ones have digests alone."""
+    """The outcomes of all requests that were sent, in their order; `skipped` ones have digests alone. `foreign` are the
+    workers with another tokenizer."""
 
     skipped: int
+    foreign: list[ReplayedRequest]
     replayed: list[ReplayedRequest] = field(default_factory=list)
 
     @property
+    def different(self) -> list[ReplayedRequest]:
+        return [one for one in (*self.foreign, *self.replayed) if one.differences]
+
+    @property
     def is_equal(self) -> bool:
-        return not any(one.differences for one in self.replayed)
+        return not self.different
 
     @property
     def lines(self) -> list[str]:
-        return [line for one in self.replayed for line in one.lines]
+        return [line for one in self.different for line in one.lines]
 
     @property
     def summary(self) -> str:
@@ -81,7 +87,7 @@ class ReplayOutcome:
             "equal": self.is_equal,
             "replayed": len(self.replayed),
             "skipped": self.skipped,
-            "differences": [one for replayed in self.replayed for one in replayed.to_json()],
+            "differences": [difference for one in self.different for difference in one.to_json()],
         }
 
 
@@ -105,18 +111,22 @@ def load_record(path: Path, trusted: bytes | None = None) -> "Record":
     return record
 
 
-def workers_of(url: str, key: Mapping[str, str], revision: str | None) -> list[str]:
-    """Return the workers of a revision that generate. Raises OptionError, also for a server that does not answer."""
+def worker_rows(url: str, key: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what a server tells of its workers that generate. Raises OptionError for one that does not answer."""
     from pontil.launcher.commands.terminal.chat_session import fetch
 
     try:
         rows = fetch(url, "/admin/topology", TIMEOUT, key)["processes"]
+        return [row for row in rows if "load" in row and row.get("role") not in TEXT_ROLES]
     except (LaunchError, KeyError, TypeError) as error:
         text = error.message if isinstance(error, LaunchError) else "it is no pontil"
         raise OptionError(f"{url} cannot be asked: {text.removesuffix('.')}.") from None
+
+
+def workers_of(there: Sequence[Mapping[str, Any]], revision: str | None) -> list[str]:
+    """Return the workers of a revision among these. Raises OptionError."""
     if revision is None:
         return []
-    there = [row for row in rows if "load" in row and row.get("role") not in TEXT_ROLES]
     found = [str(row["name"]) for row in there if row.get("revision") == revision]
     if not found:
         known = ", ".join(sorted({str(row["revision"]) for row in there if row.get("revision")})) or "none"
@@ -126,14 +136,15 @@ def workers_of(url: str, key: Mapping[str, str], revision: str | None) -> list[s
 
 def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int) -> ReplayOutcome:
     """Send all that can be sent again, so many at once, and to each worker at least one. What has no answer within the
-    time differs."""
+    time differs. Raises OptionError for a server that does not answer."""
+    import asyncio
+
     requests = record.replayable
     count = max(len(requests), len(target.workers))
     jobs = list(zip(islice(cycle(requests), count), islice(cycle(target.workers or (None,)), count), strict=True))
-    import asyncio
-
     deadline = time.monotonic() + seconds
-    outcome = ReplayOutcome(len(record.requests) - len(requests))
+    foreign = list(foreign_tokenizers(requests[0], worker_rows(target.url, target.key), target.workers))
+    outcome = ReplayOutcome(len(record.requests) - len(requests), foreign)
 
     async def all_of_them() -> None:
         room = asyncio.Semaphore(at_once)
@@ -147,6 +158,20 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
 
     asyncio.run(all_of_them())
     return outcome
+
+
+def foreign_tokenizers(
+    request: "RecordedRequest", rows: Sequence[Mapping[str, Any]], workers: Sequence[str]
+) -> Iterator[ReplayedRequest]:
+    """Yield a difference for each of the workers whose files have another tokenizer, where it tells: its proxy, which
+    reads and writes all texts, has one of its own."""
+    from pontil.runtime.receipts.comparison import tokenizer_difference
+
+    for row in rows:
+        if row.get("name") in workers and isinstance(row.get("tokenizer"), str):
+            difference = tokenizer_difference(request.answers[0], row["tokenizer"])
+            if difference is not None:
+                yield ReplayedRequest(request, str(row["name"]), [(0, difference)])
 
 
 def differences_of(

@@ -11,7 +11,7 @@ from pontil.launcher.foundation.server_url import SERVER, full_url
 from pontil.launcher.keys.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.keys.receipt_key import read_public_key
 from pontil.launcher.options.options import read_environment
-from pontil.launcher.receipts.replay import ReplayTarget, load_record, workers_of
+from pontil.launcher.receipts.replay import ReplayTarget, load_record, worker_rows, workers_of
 from pontil.launcher.receipts.replay import replay as replayed
 
 # Differences that are printed without --json.
@@ -42,7 +42,7 @@ def replay(
     """
     record = load_record(file, None if public_key is None else read_public_key(public_key))
     url, headers = full_url(against), bearer(key, ADMIN, read_environment().variables)
-    workers = [*workers_of(url, headers, how["revision"]), *how["names"]]
+    workers = [*workers_of(worker_rows(url, headers), how["revision"]), *how["names"]]
     outcome = replayed(record, ReplayTarget(url, headers, workers, how["model"]), how["timeout"], how["at_once"])
     lines = outcome.lines
     if as_json:

@@ -54,6 +54,15 @@ def first_difference(expected: RecordedAnswer, got: RecordedAnswer) -> AnswerDif
     )
 
 
+def tokenizer_difference(expected: RecordedAnswer, tokenizer: str) -> AnswerDifference | None:
+    """Return in words whether the files of a release have another tokenizer or chat template, by its digest."""
+    recorded = expected.receipt.statement["tokenizer"]
+    if recorded == tokenizer:
+        return None
+    text = "its model's files have another tokenizer or chat template, which its proxy does not use"
+    return AnswerDifference(DifferenceKind.TOKENIZER, text, None, recorded, tokenizer)
+
+
 def prompt_difference(expected: RecordedAnswer, got: RecordedAnswer) -> AnswerDifference | None:
     ours, theirs = expected.receipt, got.receipt
     is_other = ours.statement["tokenizer"] != theirs.statement["tokenizer"]

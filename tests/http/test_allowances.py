@@ -117,3 +117,16 @@ def test_a_message_tells_its_class_in_the_words_of_its_api(classed: ScriptedSite
     assert (refused.status, refused.json["error"]["param"]) == (400, "service_tier")
     classes = classed.ask("GET", "/metrics", None, {"authorization": f"Bearer {BOB}"}).body.decode()
     assert 'pontil_class_requests_total{class="interactive"} ' in classes
+
+
+def test_an_operator_sees_what_each_key_was_served_in_each_class(classed: ScriptedSite) -> None:
+    """Clients, who may read the metrics, see no key."""
+    before = {(row["key"], row["class"]): row for row in classed.ask("GET", "/admin/topology").json["keys"]}
+    assert ask(classed, ALICE).status == ask(classed, ALICE, service_tier="flex").status == 200
+    rows = classed.ask("GET", "/admin/topology").json["keys"]
+    assert [(row["key"], row["class"]) for row in rows[:2]] == [("alice", "batch"), ("alice", "interactive")]
+    for row in rows[:2]:
+        earlier = before.get((row["key"], row["class"]), {"requests": 0, "tokens": 0})
+        assert row["requests"] == earlier["requests"] + 1 and row["tokens"] > earlier["tokens"]
+        assert (row["share"], row["running"], row["waiting"]) == (1.0, 0, 0)
+    assert "alice" not in classed.ask("GET", "/metrics", None, {"authorization": f"Bearer {BOB}"}).body.decode()

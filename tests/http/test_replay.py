@@ -191,6 +191,13 @@ def test_a_worker_that_takes_nothing_is_asked_all_the_same(tmp_path: Path, token
         made = run(record, one, "--revision", "next", "--json")
         assert kinds(made) == {"logits"} and held.submits.qsize() >= len(ASKED)
         assert kinds(run(record, one, "--worker", "decode:9", "--json")) == {"unanswered"}
+        for number, digest in enumerate((tokenizer.digest, "ab" * 32), 2):
+            hello = HELLO | {"revision": f"r{number}", "tokenizer_digest": digest, "draining": True}
+            one.worker(f"decode:{number}", **hello)
+        assert run(record, one, "--revision", "r2").return_value == 0
+        made = run(record, one, "--revision", "r3")
+        assert made.return_value == 1 and made.output.count("DIFFER") == 2, "its proxy's tokenizer is the right one"
+        assert "decode:3: its model's files have another tokenizer or chat template" in made.output
         made = run(record, one, "--revision", "none")
         error: Any = made.exception
         assert error.exit_code == 2 and "the server has next" in error.message

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from command_line import app
 from disturbed import MODEL
 from served import START_TIMEOUT, Served, launched, wait_for
-from tiny_llama import write_tiny_llama
+from tiny_llama import tokenizer_config, write_json, write_tiny_llama
 
 from pontil.launcher.cli import cli
 from pontil.launcher.keys.receipt_key import receipt_seed
@@ -91,12 +91,14 @@ def test_a_drained_worker_serves_again_only_if_it_answers_as_recorded(small_pair
 @pytest.mark.long
 def test_a_revision_with_a_fault_is_refused_and_an_equal_one_serves(tmp_path: Path) -> None:
     """The new workers join the proxy of the old one, which serves a stream meanwhile."""
-    for seed, name in enumerate(("old", "faulty")):
+    for seed, name in ((0, "old"), (1, "faulty"), (0, "retold")):
         write_tiny_llama(tmp_path / name, seed=seed)
+    write_json(tmp_path / "retold" / "tokenizer_config.json", tokenizer_config() | {"chat_template": "another"})
+    kinds_of = {"old": set[str](), "faulty": {"logits"}, "retold": {"tokenizer"}}
     common = ("--role", "mixed", "--served-model-name", "tiny", "--kv-cache-memory", "8MiB", "--share-devices")
     joins = ("--join", f"ipc://{tmp_path}/control", "--hold", *common)
     control = ("--control", f"ipc://{tmp_path}/control")
-    for name in ("one", "two", "three"):
+    for name in ("one", "two", "three", "four"):
         (tmp_path / name).mkdir()
     with launched(tmp_path / "one", *common, *control, "--model", str(tmp_path / "old")) as served:
         with recorded(served, tmp_path / "record", "tiny") as record:
@@ -105,19 +107,20 @@ def test_a_revision_with_a_fault_is_refused_and_an_equal_one_serves(tmp_path: Pa
         body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "ignore_eos": True}
         asking = threading.Thread(target=lambda: long.append(served.stream("/v1/completions", body)))
         asking.start()
-        for folder, model, number in (("two", "faulty", "1"), ("three", "old", "2")):
+        for folder, model, number in (("two", "faulty", "1"), ("three", "old", "2"), ("four", "retold", "3")):
             words = ("--model", str(tmp_path / model), "--revision", f"r{number}", "--first-number", number)
             name, is_good = f"mixed:{number}", model == "old"
             with launched(tmp_path / folder, *joins, *words, ready=False) as made:
                 wait_for(partial(is_there, served, name), START_TIMEOUT, name)
                 found = app("replay", str(record), "--against", url, "--revision", f"r{number}", "--json")
                 kinds = {difference["kind"] for difference in json.loads(found.stdout)["differences"]}
-                assert (found.returncode, kinds) == ((0, set()) if is_good else (1, {"logits"})), found.stdout
+                assert (found.returncode, kinds) == (0 if is_good else 1, kinds_of[model]), found.stdout
                 words = ("undrain", name, "--gate", str(record), "--pid", str(made.process.pid))
                 assert app(*words).returncode == 2, "where clients are served has to be said"
                 done = app(*words, "--url", url)
                 assert done.returncode == (0 if is_good else 1), done.stdout + done.stderr
-                assert is_good or "the logits of token 0 differ" in done.stderr, done.stderr
+                said = {"faulty": "the logits of token 0 differ", "retold": "another tokenizer or chat template"}
+                assert said.get(model, "") in done.stderr, done.stderr
                 answers = {ask["system_fingerprint"] for ask in (ask_plainly(served) for _ in range(8))}
                 assert len(answers) == 1, "a refused release serves nobody, and an equal one is the same model"
         asking.join(120)

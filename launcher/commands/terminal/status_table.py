@@ -38,6 +38,8 @@ Columns = tuple[tuple[str, bool, Callable[[StatusRow], str]], ...]
 MORE = "…"
 # Rows of keys that are shown.
 SHOWN_KEYS = 16
+# The key of clients that need none.
+NO_KEY = "-"
 
 
 def table(processes: Sequence[StatusRow], width: int | None = None) -> list[str]:
@@ -67,6 +69,12 @@ def class_table(classes: Sequence[StatusRow], width: int | None = None) -> list[
     """Return an empty line and a table of the classes, if there are requests of another one than the standard one."""
     others = [row for row in classes if row.get("class") != "standard" and (row.get("running") or row.get("waiting"))]
     return ["", *laid_out(classes, CLASS_COLUMNS, width)] if others else []
+
+
+def key_table(keys: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return an empty line and a table of the keys by class; nothing where there are no keys."""
+    named = any(row.get("key") != NO_KEY for row in keys)
+    return ["", *laid_out(keys[:SHOWN_KEYS], KEY_COLUMNS, width)] if named else []
 
 
 def ranks(row: StatusRow) -> list[StatusRow]:
@@ -178,6 +186,15 @@ LEASE_COLUMNS: Columns = (
 )
 
 
+KEY_COLUMNS: Columns = (
+    ("KEY", False, lambda row: str(row.get("key", ""))),
+    ("CLASS", False, lambda row: str(row.get("class", ""))),
+    ("SHARE", True, lambda row: f"{row.get('share', 1):g}"),
+    ("REQUESTS", True, lambda row: str(row.get("requests", ""))),
+    ("TOKENS", True, lambda row: str(row.get("tokens", ""))),
+    ("RUNNING", True, lambda row: str(row.get("running", ""))),
+    ("WAITING", True, lambda row: str(row.get("waiting", ""))),
+)
 CLASS_COLUMNS: Columns = (
     ("CLASS", False, lambda row: str(row.get("class", ""))),
     ("RUNNING", True, lambda row: str(row.get("running", ""))),

@@ -385,7 +385,8 @@ def shown(row: ProcessRow, worker: RegisteredWorker | None) -> dict[str, Any]:
     if worker is not None:
         description["load"] = worker.shown_load
         description |= {} if worker.hello.node is None else {"node": worker.hello.node}
-        description |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
+        told = {"revision": worker.hello.revision, "tokenizer": worker.hello.tokenizer_digest}
+        description |= {name: value for name, value in told.items() if value is not None}
     return description
 
 

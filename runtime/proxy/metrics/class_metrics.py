@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of each class of requests. They name no key: whoever has a key of any client may read them."""
+"""Figures of each class of requests. Those on /metrics name no key: whoever has a key of any client may read them. What
+each key has of a class is for operators."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Metric
@@ -10,9 +12,24 @@ from prometheus_client.core import GaugeMetricFamily
 from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.request import Request
 
+# Keys with a class that are remembered: those that sent requests last.
+MOST_KEYS = 1024
+
+
+@dataclass(slots=True)
+class KeyService:
+    """The requests of a key in one class that have ended, and their tokens; `share` is the last that the key had. Of
+    those in flight `running` have their first token."""
+
+    share: float
+    requests: int = 0
+    tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+
 
 class ClassMetrics:
-    """The requests of each class that have ended, and their tokens, prompts' and answers'."""
+    """The requests of each class that have ended, and their tokens, prompts' and answers'; also by key."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -21,14 +38,34 @@ class ClassMetrics:
         self.tokens = Counter(
             "pontil_class_tokens", "Tokens of their prompts and answers, by class", ["class"], registry=registry
         )
+        self.by_key: dict[tuple[str, str], KeyService] = {}
         for each in ServiceClass:
             self.requests.labels(each.word)
             self.tokens.labels(each.word)
 
     def add(self, request: Request, tokens: int) -> None:
-        word = request.ticket.service_class.word
-        self.requests.labels(word).inc()
-        self.tokens.labels(word).inc(tokens)
+        ticket = request.ticket
+        key = ticket.caller, ticket.service_class.word
+        self.requests.labels(key[1]).inc()
+        self.tokens.labels(key[1]).inc(tokens)
+        service = self.by_key[key] = self.by_key.pop(key, KeyService(ticket.weight))
+        service.share, service.requests, service.tokens = ticket.weight, service.requests + 1, service.tokens + tokens
+        while len(self.by_key) > MOST_KEYS:
+            del self.by_key[next(iter(self.by_key))]
+
+    def key_rows(self, requests: Iterable[Request]) -> list[dict[str, Any]]:
+        """Return a row for each key and class: those with requests in flight first, then those whose ended last."""
+        rows: dict[tuple[str, str], KeyService] = {}
+        for request in requests:
+            if request.is_clients:
+                ticket = request.ticket
+                key = ticket.caller, ticket.service_class.word
+                if key not in rows:
+                    rows[key] = replace(self.by_key.get(key, KeyService(ticket.weight)), running=0, waiting=0)
+                rows[key].running += request.times.begun
+                rows[key].waiting += not request.times.begun
+        all_rows = rows | {key: service for key, service in reversed(self.by_key.items()) if key not in rows}
+        return [{"key": name, "class": word} | asdict(service) for (name, word), service in all_rows.items()]
 
     @staticmethod
     def open_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:

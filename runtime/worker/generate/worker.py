@@ -313,6 +313,8 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
         config.step_size.seats, machine.config.max_model_len, config.step_size.tokens, kernels=machine.kernels,
         dtype=machine.dtype, grammars=LIBRARY, kv_cache_dtype=machine.kv_cache_dtype, node=config.node,
         revision=config.revision, version=config.version,
+        # Of a release that is served beside another one: computing it takes a while.
+        tokenizer_digest=None if config.revision is None else machine.tokenizer.digest,
     )  # fmt: skip
 
 

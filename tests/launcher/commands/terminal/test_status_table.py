@@ -3,7 +3,15 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.commands.terminal.status_table import SHOWN_KEYS, class_table, duration, prompt_table, size, table
+from pontil.launcher.commands.terminal.status_table import (
+    SHOWN_KEYS,
+    class_table,
+    duration,
+    key_table,
+    prompt_table,
+    size,
+    table,
+)
 
 READY: dict[str, Any] = {
     "name": "decode:0", "role": "decode", "pid": 1234, "state": "READY", "device": "cuda:0", "restarts": 2,
@@ -101,6 +109,16 @@ def test_keys_have_a_table_of_their_prompts() -> None:
     ]
     assert second.split() == ["bob", "0", "0"] and prompt_table([]) == []
     assert len(prompt_table([alice] * 99)) == SHOWN_KEYS + 2
+
+
+def test_keys_are_shown_by_class_where_there_are_any() -> None:
+    row = {"key": "-", "class": "standard", "share": 1.0, "requests": 3, "tokens": 70, "running": 0, "waiting": 0}
+    assert key_table([row]) == []
+    lines = [line.split() for line in key_table([row | {"key": "alice", "class": "batch", "share": 2.5}, row])]
+    assert lines[1:] == [
+        ["KEY", "CLASS", "SHARE", "REQUESTS", "TOKENS", "RUNNING", "WAITING"],
+        ["alice", "batch", "2.5", "3", "70", "0", "0"], ["-", "standard", "1", "3", "70", "0", "0"],
+    ]  # fmt: skip
 
 
 def test_classes_are_shown_once_there_are_others_than_the_standard_one() -> None:

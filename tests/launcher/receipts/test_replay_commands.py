@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes of those who record and replay: one sentence and an exit code, before anything is sent."""
+
+import hashlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pontil.launcher.cli import cli
+from pontil.runtime.receipts.record import RecordedRequest, first_line, last_line
+from pontil.runtime.receipts.signing import ReceiptSigner
+
+SIGNER = ReceiptSigner(b"\x07" * 32)
+
+
+def record() -> bytes:
+    """Return a record of one request without answers, which no server has to be asked for to be refused."""
+    request = RecordedRequest("r", 1, 7, "/v1/completions", "-", {"prompt": "hi"}, [])
+    text = first_line("r", redacted=False) + SIGNER.record_line(request, redacted=False)
+    return text + last_line(1, hashlib.sha256(text).hexdigest())
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return f"http://127.0.0.1:{port}"
+
+
+def mistake(*words: str) -> tuple[int, str]:
+    error: Any = CliRunner().invoke(cli, words, standalone_mode=False).exception
+    assert "\n" not in error.message
+    return error.exit_code, error.message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "cannot be read"),
+        (b"", "it is no record: `pontil record` makes one"),
+        (record()[:-9], "it was cut, or is still being written"),
+        (record().replace(b'"hi"', b'"ho"'), "it is damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_replayed_is_said_before_any_server_is_asked(
+    tmp_path: Path, nobody: str, data: bytes | None, says: str
+) -> None:
+    if data is not None:
+        (tmp_path / "file").write_bytes(data)
+    code, text = mistake("replay", str(tmp_path / "file"), "--against", nobody)
+    assert code == 2 and says in text, text
+
+
+def test_a_server_that_does_not_answer_is_no_difference(tmp_path: Path, nobody: str) -> None:
+    (tmp_path / "file").write_bytes(record())
+    code, text = mistake("replay", str(tmp_path / "file"), "--against", nobody)
+    assert code == 2 and "cannot be asked" in text, text
+    code, text = mistake("replay", str(tmp_path / "file"), "--public-key", "00" * 32)
+    assert code == 2 and SIGNER.public_key.hex() in text, text
+
+
+def test_a_record_replaces_no_file_and_leaves_none(tmp_path: Path, nobody: str) -> None:
+    (tmp_path / "there").write_text("mine")
+    code, text = mistake("record", "--url", nobody, "-o", str(tmp_path / "there"))
+    assert code == 2 and "is there already" in text and (tmp_path / "there").read_text() == "mine"
+    code, text = mistake("record", "--url", nobody, "-o", str(tmp_path / "new"))
+    assert code == 1 and "did not answer" in text
+    code, text = mistake("record", "--url", nobody, "-o", str(tmp_path / "no" / "new"))
+    assert code == 2 and "cannot be written" in text
+    code, text = mistake("record", "-o", str(tmp_path / "new"), "--within", "soon")
+    assert code == 2 and text.startswith("--within must be")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
