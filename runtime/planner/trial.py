@@ -30,6 +30,8 @@ class PlannedLoad:
     concurrency: int = 1
     rate: float | None = None
     seed: int = 0
+    # The role of which a worker dies when half of the requests were sent.
+    kills: str | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class PlannedTrial:
     def send_next(self) -> None:
         if self.left:
             self.left -= 1
+            if self.load.kills is not None and self.left == self.load.requests // 2:
+                self.site.kill(self.load.kills)
             prompt, tokens = next(self.questions)
             times = PlannedRequest(self.world.now() - self.began, len(prompt))
             self.made.append(times)

@@ -125,6 +125,7 @@ def test_flags_of_a_launch_are_words_again() -> None:
         ((), "name workers by --prefill and --decode or --mixed, or have them searched by --devices"),
         (("--mixed", "1", "--devices", "2"), "name workers by"),
         (("--prefill", "1"), "--prefill and --decode go together"),
+        (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
         (("--mixed", "1", "--find-rate"), "--find-rate goes by limits"),
         (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
     ],
