@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,8 @@ CONTROL, PEERS = "ipc:///plan/control", "ipc:///plan/"
 JITTER = 0.1e-3
 # Virtual seconds in which all workers have registered.
 WHOLE_WITHIN = 60.0
+# Seconds until the proxy hears of a process that died, or began.
+NOTICED_AFTER = 1e-3
 # Tokens of the tokenizer, all of one letter.
 TOKENS = 256
 
@@ -117,17 +120,39 @@ class PlannedSite:
                     max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
                 )  # fmt: skip
 
+    def kill(self, role: str) -> None:
+        """Kill a worker of a role, and begin it again once the profile's start is over, as a supervisor does."""
+        place = next(place for place, one in enumerate(self.workers) if one.role == role and one.alive)
+        self.workers[place].kill()
+        self.world.after(NOTICED_AFTER, self.tell_table)
+        self.world.after(self.model.profile.host.start_seconds, self.begin_again, place)
+
+    def begin_again(self, place: int) -> None:
+        config = self.workers[place].loop.sockets.config
+        self.workers[place] = PlannedWorker(self.world, config, self.model)
+        self.world.after(NOTICED_AFTER, self.tell_table)
+
+    def tell_table(self) -> None:
+        """Have the proxy hear of processes what a supervisor tells it."""
+        rows = [
+            {"name": one.name, "role": one.role, "pid": os.getpid() if one.alive else None,
+             "state": "READY" if one.alive else "BACKOFF", "device": one.loop.sockets.config.device}
+            for one in self.workers
+        ]  # fmt: skip
+        self.proxy.call(self.proxy.proxy.take_table, rows)
+
     def begin(self) -> None:
         """Let time pass until the proxy knows all workers."""
         until, known = self.world.time + WHOLE_WITHIN, self.proxy.proxy.registry.workers
         self.world.run(lambda: len(known) == len(self.workers) or self.world.time > until)
         assert len(known) == len(self.workers), "workers of a plan register at once"
+        self.tell_table()
 
     def close(self) -> None:
         """End all processes in order, so that nothing of this site is left in the next one's way."""
         closing = self.proxy.do(lambda: self.proxy.loop.create_task(self.proxy.proxy.close()))
         self.world.run(closing.done)
         self.proxy.loop.close()
-        for worker in self.workers:
+        for worker in [one for one in self.world.processes if isinstance(one, PlannedWorker)]:
             with worker.inside():
                 worker.loop.close()

@@ -89,6 +89,10 @@ class TimedConnector(ShmConnector):
         self.process, self.model = process, model
         self.free_at = 0.0
 
+    def lost(self) -> list[str]:
+        """Return the peers that died: all are in one process of the system, which goes on."""
+        return [peer for peer in self.peers if peer in dead_incarnations(self.process.world)]
+
     def carry_out(self, job: CopyJob[PeerPool]) -> None:
         blocks = len(job.pull.pairs)
         seconds = self.model.costs.pull(blocks)
@@ -159,6 +163,11 @@ class PlannedWorker(WorldProcess):
         self.loop.turn()
         self.world.spend(self.turn_seconds)
         return self.world.now() + self.loop.patience
+
+
+def dead_incarnations(world: VirtualWorld) -> set[str]:
+    workers = [one for one in world.processes if isinstance(one, PlannedWorker) and not one.alive]
+    return {one.loop.sockets.incarnation for one in workers}
 
 
 def config_of(max_model_len: int) -> ModelConfig:

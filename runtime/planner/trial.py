@@ -16,6 +16,7 @@ from pontil.runtime.sampling_params import SamplingParams
 WAY = 0.1e-3
 # Virtual seconds without any request's end, after which those that are left have failed.
 SILENCE = 600.0
+UNENDED = f"it had no answer within {SILENCE:.0f} s"
 # Prompt and tokens of its answer.
 Asked = tuple[list[int], int]
 
@@ -29,18 +30,21 @@ class PlannedLoad:
     concurrency: int = 1
     rate: float | None = None
     seed: int = 0
+    # The role of which a worker dies when half of the requests were sent.
+    kills: str | None = None
 
 
 @dataclass(slots=True)
 class PlannedRequest:
-    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request."""
+    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request. It
+    has failed until it ends otherwise."""
 
     sent: float
     prompt_tokens: int
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
     cached_tokens: int = 0
-    failure: str | None = None
+    failure: str | None = UNENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,6 @@ class PlannedTrial:
         else:
             self.send_at_moments(self.load.rate)
         self.world.run(lambda: not self.running or self.world.time > self.ended_at + SILENCE)
-        for one in self.made:
-            if not one.tokens and one.failure is None:
-                one.failure = f"it had no answer within {SILENCE:.0f} s"
         return self.report()
 
     def send_at_moments(self, rate: float) -> None:
@@ -89,6 +90,8 @@ class PlannedTrial:
     def send_next(self) -> None:
         if self.left:
             self.left -= 1
+            if self.load.kills is not None and self.left == self.load.requests // 2:
+                self.site.kill(self.load.kills)
             prompt, tokens = next(self.questions)
             times = PlannedRequest(self.world.now() - self.began, len(prompt))
             self.made.append(times)

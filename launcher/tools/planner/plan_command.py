@@ -37,6 +37,11 @@ WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKE
 @click.option("--decode", type=WORKERS, default=0, metavar="COUNT", help="Decode workers.")
 @click.option("--mixed", type=WORKERS, default=0, metavar="COUNT", help="Workers for both phases.")
 @click.option("--devices", type=DEVICES, metavar="COUNT", help="Search the best use of up to so many instead.")
+@click.option(
+    "--kill",
+    type=click.Choice(["prefill", "decode", "mixed"]),
+    help="A worker of this role dies in the middle of each load, and comes back after the profile's start.",
+)
 @click.option("--price", type=LIMIT, metavar="AMOUNT", help="Price of a device for an hour.")
 @click.option(
     "--disagg",
@@ -113,6 +118,8 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
         raise OptionError("name workers by --prefill and --decode or --mixed, or have them searched by --devices.")
     if bool(made.prefill) != bool(made.decode):
         raise OptionError("--prefill and --decode go together: a prompt's KV comes from one to the other.")
+    if given["kill"] is not None and not made.roles[given["kill"]]:
+        raise OptionError(f"--kill {given['kill']} needs a worker of that role: name some by --{given['kill']}.")
     return made if made.devices else None
 
 

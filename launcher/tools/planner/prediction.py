@@ -88,7 +88,7 @@ class PlannedTrials:
         usual = OPEN_LOOP if load.concurrency is None else given["requests_per_stream"] * load.concurrency
         count = given["requests"] or usual
         questions = ((question.prompt, question.tokens) for question in self.predictor.make_questions(seed))
-        planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed)
+        planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed, given["kill"])
         site = PlannedSite(self.topology, self.predictor.model, seed)
         report = PlannedTrial(site, planned, questions).run()
         site.close()

@@ -25,9 +25,9 @@ ENDS_WITHIN = 60.0
 # The longest silence of a stream.
 SILENCE_WITHIN = 300.0
 # Streams at once, their requests, and the tokens of their answers, in the two loads that are measured: one of many
-# requests, and one of many events. Each prompt has so many tokens.
+# requests, and one of many events. Each prompt has so many tokens, of ids that every vocabulary has.
 MANY_REQUESTS, MANY_EVENTS = (4, 64, 4), (8, 16, 64)
-PROMPT, VOCABULARY = 32, 10_000
+PROMPT, VOCABULARY = 32, 250
 # Lines of a launch's log that say why it failed.
 LAST_LINES = 5
 

@@ -14,7 +14,8 @@ from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, pl
 from pontil.runtime.planner.planned_worker import PlannedModel
 from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedTrial
 
-MIXED, PAIR = PlannedTopology(0, 0, 1, "auto"), PlannedTopology(1, 1, 0, "always")
+MIXED, MIXED_TWO = PlannedTopology(0, 0, 1, "auto"), PlannedTopology(0, 0, 2, "auto")
+PAIR = PlannedTopology(1, 1, 0, "always")
 PROMPT, ANSWER = 64, 6
 
 
@@ -50,6 +51,8 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
             "many": run(model, MIXED, PlannedLoad(12, 6)),
             "pair": run(model, PAIR, PlannedLoad(6, 2)),
             "cached": run(model, MIXED, PlannedLoad(4, 1), shared=48),
+            "killed": [run(model, MIXED_TWO, PlannedLoad(24, 4, kills=role)) for role in (None, "mixed")],
+            "killed pair": run(model, PAIR, PlannedLoad(12, 3, kills="prefill")),
             "open": run(model, MIXED, PlannedLoad(20, 1, 100.0, 3)),
         }
 
@@ -65,6 +68,11 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
     assert told["pair"]["busy"].keys() == {"prefill", "decode"}
     assert all(one["tokens"] == ANSWER for name in ("many", "pair", "open") for one in told[name]["requests"])
     assert [one["cached_tokens"] for one in told["cached"]["requests"]] == [0, 48, 48, 48]
+    # A request of the worker that dies is answered by another one, or after its start.
+    for load in (*told["killed"], told["killed pair"]):
+        assert all(one["failure"] is None and one["tokens"] == ANSWER for one in load["requests"])
+    whole, killed = told["killed"]
+    assert killed["seconds"] > whole["seconds"]
     # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
     assert told["open"]["busy"]["mixed"] > 0.9
     assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0
