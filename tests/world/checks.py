@@ -35,6 +35,7 @@ from operators import (
 )
 from random_runs import counts_equal_the_plain_run
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
+from receipt_clients import of_receipts, receipts_are_true
 from releases import may_wait_for_its_release, salt_of_answer, was_begun_by_next
 from sounds import sounds_equal_the_oracle
 
@@ -152,7 +153,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
-        if of_batches(name) or of_leases(name):
+        if of_batches(name) or of_leases(name) or of_receipts(name):
             continue
         yield f"{name} is there, and nobody asked for it"
 
@@ -315,6 +316,7 @@ CHECKS: tuple[Check, ...] = (
     the_audit_is_equal,
     a_leased_token_is_hit_or_refunded,
     byte_seconds_are_conserved,
+    receipts_are_true,
     nobody_waits_past_a_deadline,
     one_token_comes_soon_beside_many,
     limits_are_those_of_the_key,

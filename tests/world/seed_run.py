@@ -24,6 +24,7 @@ from install import REAL, enter
 from lease_clients import LeaseClients
 from link_faults import SeedFault
 from load import LoadShape, shaped, wishes
+from receipt_clients import ReceiptClients
 from recording import SeedRecorder
 from request_connections import Dialer
 from scored_pairs import with_pairs
@@ -96,6 +97,7 @@ class SeedRun:
         self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.batch = BatchClient(world, self.dialer, self.ended)
         self.leases = LeaseClients(world, self.dialer, self.ended)
+        self.receipts = ReceiptClients(world, self.dialer, self.ended)
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
@@ -174,6 +176,7 @@ class SeedRun:
         self.batch.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.plan.staged is None and not self.plan.tenants:
             self.leases.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
+            self.receipts.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.plan.keys > 0:
             Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)

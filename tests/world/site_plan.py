@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from disks import KV
+from receipt_clients import SECRET
 from staged_sites import StagedSite, StageWorkers, staged_site
 
 from pontil.launcher.host.devices import Placement
@@ -238,7 +239,8 @@ class SitePlan:
                 "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
                 "response_store": str(folder / "responses"),
                 "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
-                "callers": digests, "allowances": self.allowances, "self_test": False, **shared,
+                "callers": digests, "allowances": self.allowances, "self_test": False,
+                "receipt_key": SECRET, **shared,
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The invariants of leases find planted faults, each in a seed that is known to show it."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import past_faults
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 PLANTED = {
     "leases-own-no-blocks": (1, "a_leased_block_is_found"),
     "refunds-are-forgotten": (4, "byte_seconds_are_conserved"),
@@ -19,3 +23,16 @@ def test_a_planted_fault_of_leases_is_found(name: str, tmp_path: Path) -> None:
     seed, check = PLANTED[name]
     code, said = past_faults.run_past(name, tmp_path, range(seed, seed + 1), ["--first"])
     assert code == 1 and f": {check}: " in said, said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ratio", ["0:3", "1:2"])
+def test_a_flood_and_a_kill_of_every_worker_leave_a_lease_whole(ratio: str) -> None:
+    """A part of the flood of docs/guide/contracts.md: each request behind the lease finds all of it."""
+    steps = "1=14.4,8=14.8,32=53.3,256=284.2"
+    command = [sys.executable, "scripts/simulate_leases.py", "--steps", steps, "--requests", "300", "--ratio", ratio]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    assert not done.returncode, done.stdout + done.stderr
+    alone, beside = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (alone["answered"], beside["answered"], beside["kills"]) == (300, 300, 3)
+    assert beside["state"] == "held" and beside["hits"] > 0 and not beside["missed"]

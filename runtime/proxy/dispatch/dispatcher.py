@@ -78,13 +78,13 @@ class PrefixLookup:
         return [worker.load_for(load, request.share, may_claim) for worker, load in zip(workers, loads, strict=True)]
 
     def holders(self, request: Request) -> Collection[str]:
-        """Return the workers that hold most of the prompt by leases, of a request whose loads were looked up; none
-        where nobody leases any of it."""
+        """Return the workers that hold most of the prompt by leases; none where nobody leases any of it."""
         group = self.registry.of(request.work.group)
         workers = [worker for worker in group.serving(request.release) if worker.prefixes.leased]
         prefix = self.prefix_of(request, group) if workers else None
         if prefix is None:
             return ()
+        prefix.grow([worker.prefixes for worker in workers])
         counts = {worker.hello.sender: worker.prefixes.count_leased(prefix.keys) for worker in workers}
         most = max(counts.values())
         return [incarnation for incarnation, count in counts.items() if count == most > 0]
@@ -189,13 +189,16 @@ class Dispatcher:
         return next_route(loads, disagg, tokens, spare=0) if has_seats else None
 
     def idle_room_for(self, request: Request) -> Route | None:
-        """Return the worker with the most idle seats for a request that gives way, or None. It does all of it: what is
-        computed for another worker could not do so."""
+        """Return the worker with the most idle seats for a request that gives way, or None; one that holds its prompt
+        by a lease goes before all. It does all of it: what is computed for another worker could not do so."""
         workers = self.registry.of(request.work.group).serving(request.release)
         seats = seating([worker.load for worker in workers], "never" if request.work.alone else self.config.disagg)
-        ids = {load.incarnation for load in seats}
+        holders = self.lookup.holders(request)
+        ids = {load.incarnation for load in seats}.union(holders)
         idle = [worker for worker in workers if worker.hello.sender in ids and worker.idle_seats > 0]
-        return Route.alone(max(idle, key=lambda worker: worker.idle_seats).load) if idle else None
+        if not idle:
+            return None
+        return Route.alone(max(idle, key=lambda worker: (worker.hello.sender in holders, worker.idle_seats)).load)
 
     def disagg(self, request: Request) -> Disagg:
         if request.share.gives_way:
@@ -364,10 +367,11 @@ class Dispatcher:
 
 def leased_route(holders: Collection[str], loads: Sequence[WorkerLoad], disagg: Disagg, tokens: int) -> Route | None:
     """Return a route by which a worker that holds the prompt by a lease computes the rest of it, if there is room: it
-    was paid for."""
+    was paid for. Where one does all of it that is the holder, of whatever role."""
     if not holders:
         return None
-    workers = [load for load in loads if load.incarnation in holders or load.role == "decode"]
+    is_apart = disagg != "never"
+    workers = [load for load in loads if load.incarnation in holders or is_apart and load.role == "decode"]
     route = next_route(workers, disagg, tokens)
     return route if route is not None and route.prefill.incarnation in holders else None
 

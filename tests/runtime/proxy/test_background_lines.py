@@ -6,11 +6,13 @@ from random import Random
 from effort import examples
 from engine_site import EngineSite, as_alone
 
+from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.routing.held_prefixes import short_key
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -82,6 +84,22 @@ def test_a_line_that_waits_for_long_is_not_given_up(tokenizer: Tokenizer) -> Non
         site.run(8.2)
     site.run(30.0)
     assert begun.request.complete and waits.request.complete
+
+
+def test_a_line_goes_to_who_holds_its_prompt_by_a_lease(tokenizer: Tokenizer) -> None:
+    site = EngineSite(tokenizer)
+    for name in ("idle", "holder"):
+        site.worker(name, SEATS)
+    site.measure()
+    size, prompt = site.registry.workers["holder"].hello.block_size, [3] * 100
+    site.registry.workers["holder"].prefixes.lease([short_key(key) for key in full_keys(prompt, "", size)])
+    params = SamplingParams(max_tokens=5, seed=1, temperature=1.0, ignore_eos=True)
+    for number in range(SEATS):
+        ticket = Ticket(f"l{number}", "", Allowance(), ServiceClass.BATCH.place(), whole=WholeAnswer(1))
+        stream = site.submit(ticket, Generation([*prompt, number], params))
+        assert stream.route == "holder"
+    site.run(10.0)
+    assert site.idle
 
 
 def test_a_client_of_the_class_batch_gives_way_like_a_line_and_counts(

@@ -66,3 +66,5 @@ def test_the_holder_computes_for_any_decode_worker() -> None:
     ]
     route = leased_route(["prefill:1"], loads, "auto", 200)
     assert route is not None and route.prefill.name == "prefill:1" and route.is_pair
+    alone = leased_route(["prefill:1"], loads, "never", 200)
+    assert alone is not None and alone.name == "prefill:1", "a request that gives way is computed whole by one worker"

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases at a real worker: granted with the step that computes the prompt, kept through floods and kills, and told."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from kept_places import WorkerPlace
 from workers import ScriptedProxy, greedy, prompt
 
+from pontil.runtime.cache.leases.lease import LeaseTerm, PrefixLease
 from pontil.runtime.wire.lease_messages import EXTEND, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
 
 # Four whole blocks and a part.
 LONG = prompt(70)
+# The code of leases that a step calls.
+FILES = ("lease.py", "lease_book.py", "prefix_leases.py")
 ROOM: dict[str, Any] = {"kv_cache_memory": 1 << 20, "max_model_len": 128}
 
 
@@ -114,6 +119,41 @@ def test_a_request_that_ends_early_gives_its_promised_room_back(place: WorkerPla
     place.proxy.cancel(worker, "cut")
     place.proxy.turn_until(lambda: not worker.leases.asked and "cut" not in worker.requests)
     assert worker.leases.book.room == room - len(worker.leases.book.pins)
+
+
+def calls_of_leases(place: WorkerPlace, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many calls each step of an answer makes into the code of leases."""
+    counts, kind = list[int](), type(place.worker)
+    step = kind.step
+
+    def note(frame: FrameType, event: str, of: object) -> None:
+        counts[-1] += event == "call" and frame.f_code.co_filename.endswith(FILES)
+
+    def counted(*given: Any) -> None:
+        counts.append(0)
+        sys.setprofile(note)
+        try:
+            step(*given)
+        finally:
+            sys.setprofile(None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "step", counted)
+        ask(place, name, LONG)
+    return counts
+
+
+def test_a_thousand_leases_add_nothing_to_a_step(place: WorkerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    before = calls_of_leases(place, "before", monkeypatch)
+    book, (first,) = worker.leases.book, worker.leases.book.leases.values()
+    for number in range(1000):
+        term = LeaseTerm(first.term.size, first.term.began, 600 + number % 60)
+        book.grant(PrefixLease(f"prefix-{number}a", "ada", first.keys, first.tokens, "proxy", term), first.term.began)
+    place.proxy.turn_until(lambda: len(place.proxy.leases) > 1000)
+    assert len(book.leases) == 1001 and sum(before) > 0
+    assert calls_of_leases(place, "after", monkeypatch) == before
 
 
 def test_a_lease_outlives_a_kill_where_its_blocks_do(place: WorkerPlace) -> None:
