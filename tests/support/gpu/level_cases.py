@@ -2,12 +2,13 @@
 """Products with whole numbers of 4 and 8 bits, in groups of every kind that kernels tell apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from ladder import Budget, KernelCase, Results
-from product_cases import TILES, alone, counted, drawn, empty, grouped, on, product, real_experts, tolerance_of
+from product_cases import TILES, alone, counted, drawn, empty, grouped, on, placed, product, real_experts, tolerance_of
 from torch import Tensor
 
 from pontil.gpu_ops.products.level_weights import LevelWeights
@@ -59,18 +60,25 @@ def real(kind: str, rows: int, budget: Budget) -> KernelCase:
 
 
 FOURS, EIGHTS, ODD = (partial(counted, 3, 40, 192, *kind) for kind in ((4, 32), (8, 64), (4, 24)))
+TABLE = partial(placed, 3, 40, 192)
 CASES = [
     *(product(kind, (3, 24, 96), torch.float16, biased=True) for kind in ("fours", "eights", "fours-odd")),
     product("fours-channel", (2, 72, 136), torch.float16),
     product("eights-ordered", (5, 24, 80), torch.float32),
+    product("table", (3, 24, 96), torch.float16),
     exact("fours", 3, torch.float16, FOURS),
     exact("eights", 2, torch.float16, EIGHTS),
     exact("odd", 2, torch.float16, ODD),
+    exact("table", 2, torch.float16, TABLE),
     by_rows("one", 1, FOURS),
     by_rows("few", 19, EIGHTS),
     by_rows("many", 260, FOURS),
     alone("fours"),
     grouped("fours", "fours", torch.float16),
+    grouped("table", "table", torch.float16),
     *(real(kind, rows, TILES) for kind in ("fours", "eights", "float8") for rows in (1, 64, 256)),
+    # AMD's compiler keeps some scalars in lanes of a vector's register.
+    *(real("table", rows, replace(TILES, scalar_spills=64)) for rows in (1, 64, 256)),
     real_experts("fours"),
+    real_experts("table"),
 ]
