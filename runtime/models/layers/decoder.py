@@ -17,6 +17,7 @@ from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.products.scaled_weights import StoredWeights
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.blocks import Block
@@ -25,7 +26,7 @@ from pontil.runtime.models.layers.norm import Norm, Unnormed
 from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
 from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.partition import Partition, by_vocabulary
-from pontil.runtime.models.stored_rows import Table
+from pontil.runtime.models.stored_rows import DeviceRows, Table
 from pontil.runtime.models.weights import Weights
 
 HEAD_ROWS = 1 << 16
@@ -94,23 +95,24 @@ class Decoder(ABC):
         if self.kernels is not None:
             return [weights.product("head", lambda: (self.head_weight(weights), None))]
         weight = self.head_weight(weights)
-        assert isinstance(weight, Tensor)
-        if weights.keeps_head:
+        if weights.keeps_head or not isinstance(weight, Tensor):
             return [weights.product_of_numbers(weight)]
         return [weights.plain(part.float()) for part in weight.split(HEAD_ROWS)]
 
-    def head_weight(self, weights: Weights) -> Tensor | QuantizedWeights:
+    def head_weight(self, weights: Weights) -> Tensor | QuantizedWeights | StoredWeights:
         """Read this rank's part of the vocabulary's projection, or take it from the embedding to which it is tied."""
         tied, shape = self.config.tie_word_embeddings, (self.config.vocab_size, self.config.hidden_size)
         name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        levels = weights.levels(name, *shape)
+        own, levels = by_vocabulary(self.partition, self.config.vocab_size), weights.levels(name, *shape)
         if tied:
             weights.left.pop("lm_head.weight", None)
+        if isinstance(self.embedding, DeviceRows) and tied:
+            return self.embedding.weights.rows(own)
         kept = self.kernels is not None or weights.keeps_head
         dtype = self.dtype if kept else torch.float32
         if levels is not None:
-            own = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
-            return own if self.kernels is not None else own.dense().to(device=weights.device, dtype=dtype)
+            part = levels.rows(own)
+            return part if kept or weights.device.type != "cpu" else part.dense().to(dtype)
         dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
         assert isinstance(dense, Tensor)
         return weights.rounded(weights.part(dense, by_vocabulary))

@@ -15,13 +15,15 @@ from tiny_llama import write_tiny_llama
 from workers import Silent
 
 from pontil.gpu_ops.products.linear import Linear
-from pontil.gpu_ops.products.scaled_weights import ScaledLinear
+from pontil.gpu_ops.products.scaled_weights import ScaledLinear, StoredHead
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.model import Model
-from pontil.runtime.probe.weight_memory import weight_memory
+from pontil.runtime.models.stored_rows import DeviceRows
+from pontil.runtime.probe.weight_memory import Ranks, weight_memory
 from pontil.runtime.worker.start.loading import for_its_device, quantization_of, read_weights
 
 
@@ -64,10 +66,18 @@ def test_a_gguf_file_in_the_memory_that_a_plan_counts(there: PretendDevice, tmp_
     model, chosen = read(there, path, "auto")
     assert chosen == "gguf" and all(stored(model))
     (head,) = model.head
-    made = [one.on_device for one in model.linears if isinstance(one, Linear)]
+    assert isinstance(model, Decoder) and isinstance(model.embedding, DeviceRows) and isinstance(head, StoredHead)
+    rows = model.embedding.weights.on_device(torch.bfloat16, None)
+    assert (head.on_device.numbers._base is rows.numbers) == tied, "a tied head takes no memory"
+    products = [*model.linears, *([] if tied else [head])]
+    made = [rows, *(one.on_device for one in products if isinstance(one, Linear))]
     taken = sum(part.nbytes for one in made for part in (one.numbers, one.scales) if part is not None)
-    embeddings = 2 * (1 if tied else 2) * config.vocab_size * config.hidden_size
     said = weight_memory(path, model.config, "gguf", 2, on_host=False).held
-    assert isinstance(head, Linear) and head.on_device.numbers.dtype == torch.bfloat16
     units = 8 * sum(one.outputs for one in made)
-    assert said == pytest.approx(taken + embeddings - units, rel=0.02)
+    assert said == pytest.approx(taken - units, rel=0.02)
+    # A rank's part of a tied head is a view.
+    assert weight_memory(path, model.config, "gguf", 2, Ranks(2), on_host=False).held < said
+    with there:
+        ids = torch.zeros(3, dtype=torch.int64, device=there.device)
+        hidden = model.embed(ids)
+        assert hidden.shape == (3, config.hidden_size) and model.logits(hidden).dtype == torch.float32
