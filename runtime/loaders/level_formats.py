@@ -5,6 +5,7 @@ are checked by it before a process loads that."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
@@ -55,7 +56,7 @@ def device_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
 
 def device_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
     return {
-        name: number_format(form).on_device()
+        name: replace(number_format(form).on_device(), own_order=form.own_order)
         for name, form in forms.items()
         if form.has_device_levels and not is_float(name)
     }

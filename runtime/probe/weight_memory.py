@@ -106,6 +106,9 @@ class WeightFormats:
         form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
         if form.group is None:
             return form
+        # Inputs in orders of their own are neither divided nor put together with those of other experts.
+        if form.own_order and (parts > 1 or EXPERTS in name):
+            return self.plain
         inputs = shape[1] // parts
         own = form if parts == 1 else form.columns(inputs)
         return replace(own, group=shared_inputs(inputs, own.group or inputs)) if self.packed else own
