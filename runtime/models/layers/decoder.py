@@ -17,7 +17,6 @@ from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
-from pontil.gpu_ops.products.scaled_weights import StoredWeights
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.blocks import Block
@@ -94,24 +93,27 @@ class Decoder(ABC):
         torch's products have one type, so its weights are float32 too; kernels read those of the model's type."""
         if self.kernels is not None:
             return [weights.product("head", lambda: (self.head_weight(weights), None))]
+        if isinstance(self.embedding, DeviceRows) and self.config.tie_word_embeddings:
+            weights.read_on()
+            weights.left.pop("lm_head.weight", None)
+            own = self.embedding.weights.rows(by_vocabulary(self.partition, self.config.vocab_size))
+            return [weights.product_of_numbers(own)]
         weight = self.head_weight(weights)
         if weights.keeps_head or not isinstance(weight, Tensor):
             return [weights.product_of_numbers(weight)]
         return [weights.plain(part.float()) for part in weight.split(HEAD_ROWS)]
 
-    def head_weight(self, weights: Weights) -> Tensor | QuantizedWeights | StoredWeights:
+    def head_weight(self, weights: Weights) -> Tensor | QuantizedWeights:
         """Read this rank's part of the vocabulary's projection, or take it from the embedding to which it is tied."""
         tied, shape = self.config.tie_word_embeddings, (self.config.vocab_size, self.config.hidden_size)
         name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        own, levels = by_vocabulary(self.partition, self.config.vocab_size), weights.levels(name, *shape)
+        levels = weights.levels(name, *shape)
         if tied:
             weights.left.pop("lm_head.weight", None)
-        if isinstance(self.embedding, DeviceRows) and tied:
-            return self.embedding.weights.rows(own)
         kept = self.kernels is not None or weights.keeps_head
         dtype = self.dtype if kept else torch.float32
         if levels is not None:
-            part = levels.rows(own)
+            part = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
             return part if kept or weights.device.type != "cpu" else part.dense().to(dtype)
         dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
         assert isinstance(dense, Tensor)
