@@ -12,6 +12,7 @@ from product_cases import TILES, alone, counted, drawn, empty, grouped, on, plac
 from torch import Tensor
 
 from pontil.gpu_ops.products.level_weights import LevelWeights
+from pontil.gpu_ops.products.scaled_weights import StoredHead
 from pontil.gpu_ops.triton import products
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
@@ -46,6 +47,22 @@ def by_rows(name: str, rows: int, make: Callable[[], LevelWeights]) -> KernelCas
     return KernelCase(f"product-by-rows-{name}", call, expected, tolerance_of(torch.bfloat16), compiled=False)
 
 
+def head(make: Callable[[], LevelWeights]) -> KernelCase:
+    """Rows float32, of which none is rounded: one that was would differ by ten times as much. In float16, since the
+    interpreter cuts bfloat16 off."""
+
+    def call(device: torch.device) -> Results:
+        made = make()
+        stored = replace(made, numbers=made.numbers.to(device), factors=made.factors.to(device))
+        return (StoredHead(stored, torch.float16, device, None)(drawn(1, 3, made.shape[1]).to(device)),)
+
+    def expected() -> Results:
+        made = make()
+        return (drawn(1, 3, made.shape[1]) @ made.dense(torch.float16).float().T,)
+
+    return KernelCase("product-head-stored", call, expected, 2e-5, compiled=False)
+
+
 def real(kind: str, rows: int, budget: Budget) -> KernelCase:
     """A product of true sizes, in groups of 128 and of 32."""
 
@@ -70,6 +87,7 @@ CASES = [
     exact("eights", 2, torch.float16, EIGHTS),
     exact("odd", 2, torch.float16, ODD),
     exact("table", 2, torch.float16, TABLE),
+    head(TABLE),
     by_rows("one", 1, FOURS),
     by_rows("few", 19, EIGHTS),
     by_rows("many", 260, FOURS),

@@ -83,8 +83,10 @@ def test_a_gguf_file_in_the_memory_that_a_plan_counts(there: PretendDevice, tmp_
     assert weight_memory(path, model.config, "gguf", 2, Ranks(2), on_host=False).held < said
     with there:
         ids = torch.zeros(3, dtype=torch.int64, device=there.device)
+    with there, there.recording() as tape:
         hidden = model.embed(ids)
         assert hidden.shape == (3, config.hidden_size) and model.logits(hidden).dtype == torch.float32
+    assert tape.to_device == tape.to_host == 0 and "product_kernel" in tape.kernels
 
 
 @dataclass(frozen=True)
