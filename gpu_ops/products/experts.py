@@ -15,9 +15,8 @@ def stacked(parts: Sequence[DeviceWeights]) -> DeviceWeights:
     numbers = torch.stack([part.words for part in parts]).view(parts[0].numbers.dtype)
     biases = [part.bias for part in parts if part.bias is not None]
     scales = [part.scales for part in parts if part.scales is not None]
-    return DeviceWeights(
-        numbers, torch.stack(biases) if biases else None, torch.stack(scales) if scales else None, parts[0].group
-    )
+    bias, factors = (torch.stack(some) if some else None for some in (biases, scales))
+    return DeviceWeights(numbers, bias, factors, parts[0].group, tabled=parts[0].tabled)
 
 
 def weights_of(linears: Sequence[Linear]) -> DeviceWeights:

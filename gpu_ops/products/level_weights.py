@@ -2,14 +2,18 @@
 """Whole numbers of 4 and 8 bits as kernels for devices multiply them: one layout for every form that a file has them
 in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.weights.quantized import MOST_SCALE, SMALLEST_UNIT, QuantizedWeights
+from pontil.gpu_ops.kernels.weights.quantized import MOST_SCALE, SMALLEST_UNIT, TABLE, QuantizedWeights
 from pontil.gpu_ops.products.scaled_weights import ScaledWeights, StoredWeights
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
+
+# Words of an output behind those of its groups: the units of its scales and of its offsets.
+UNITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,35 +21,45 @@ class LevelWeights:
     """Numbers with a scale and an offset for each `group` of neighbouring inputs: `numbers` int8 [outputs, inputs], or
     uint8 [outputs, inputs / 2], two in a byte, the earlier in its lower half; `factors` int32 [outputs, groups + 2],
     with a scale in the lower and an offset in the upper half of a word, whole numbers both, and behind those of all
-    groups the units of the output's scales and of its offsets, the bits of float32. With an `order`, int64 [inputs],
-    inputs stand in that order."""
+    groups the units of the output's scales and of its offsets, the bits of float32. If they are `tabled`, numbers are
+    places in a table of 16 signed bytes, 4 more words. With an `order`, int64 [inputs], inputs stand in that order."""
 
     numbers: Tensor
     factors: Tensor
     group: int
     order: Tensor | None = None
+    tabled: bool = False
 
     @property
     def shape(self) -> torch.Size:
         outputs, words = self.numbers.shape
         return torch.Size((outputs, words if self.numbers.dtype == torch.int8 else 2 * words))
 
-    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        numbers = self.numbers[start:stop]
+    def rows(self, own: range) -> "LevelWeights":
+        """Some outputs of the weight: a view."""
+        kept = slice(own.start, own.stop)
+        return replace(self, numbers=self.numbers[kept], factors=self.factors[kept])
+
+    def part(self, outputs: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        numbers = self.numbers[outputs]
         if numbers.dtype == torch.uint8:
             numbers = torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(1)
-        factors, units = self.factors[start:stop].split((self.factors.shape[1] - 2, 2), dim=1)
-        words, (of_scales, of_offsets) = factors.repeat_interleave(self.group, dim=1), bits_of(units).split(1, dim=1)
+        groups, stated = self.shape[1] // self.group, self.factors[outputs]
+        words = stated[:, :groups].repeat_interleave(self.group, dim=1)
+        of_scales, of_offsets = bits_of(stated[:, groups : groups + UNITS]).split(1, dim=1)
+        if self.tabled:
+            table = stated[:, groups + UNITS :].contiguous().view(torch.int8)
+            numbers = table.gather(1, numbers.long())
         whole: Tensor = numbers * (words << 16 >> 16) * of_scales + (words >> 16) * of_offsets
         if self.order is not None:
             whole = torch.empty_like(whole).index_copy_(1, self.order, whole)
         return whole.to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.part(0, len(self.numbers), dtype)
+        return self.part(slice(None), dtype)
 
     def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
-        return DeviceWeights(self.numbers, bias, self.factors, self.group, self.order)
+        return DeviceWeights(self.numbers, bias, self.factors, self.group, self.order, self.tabled)
 
 
 def bits_of(units: Tensor) -> Tensor:
@@ -66,11 +80,16 @@ def on_device(levels: QuantizedWeights, device: torch.device) -> StoredWeights:
         return ScaledWeights(numbers, levels.scales.to(device), levels.group)
     (scales, scale_unit), (offsets, offset_unit) = in_units(levels.scales), in_units(levels.offsets)
     words = (scales & 0xFFFF) | (offsets << 16)
-    factors = torch.cat((words, scale_unit.view(torch.int32), offset_unit.view(torch.int32)), dim=1).to(device)
+    parts = [words, scale_unit.view(torch.int32), offset_unit.view(torch.int32)]
     order = None if levels.order is None else levels.order.to(device)
-    if levels.packs_in_halves and levels.numbers.shape[1] % 2 == 0:
+    even = levels.numbers.shape[1] % 2 == 0
+    tabled = even and levels.table is not None
+    if even and levels.table is not None:
+        table = F.pad(levels.table, (0, TABLE - len(levels.table)))
+        parts.append(table.view(torch.int32).expand(len(words), -1))
+    if tabled or (even and levels.packs_in_halves):
         earlier, later = levels.numbers.unflatten(1, (-1, 2)).unbind(2)
         numbers = earlier | later << 4
     else:
         numbers = levels.levels.to(torch.int8)
-    return LevelWeights(numbers.to(device), factors, levels.group, order)
+    return LevelWeights(numbers.to(device), torch.cat(parts, dim=1).to(device), levels.group, order, tabled)

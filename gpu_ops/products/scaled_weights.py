@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.products.linear import Linear, added_halves, halves
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 # Outputs whose weights are taken apart at a time: few enough to stay in a cache until they are multiplied.
@@ -25,8 +25,11 @@ class StoredWeights(Protocol):
     @property
     def shape(self) -> torch.Size: ...
 
-    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """The weights of the outputs [start, stop) as numbers."""
+    def rows(self, own: range) -> "StoredWeights":
+        """Some outputs."""
+
+    def part(self, outputs: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights of some outputs as numbers."""
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """All weights as numbers."""
@@ -66,14 +69,14 @@ class ScaledWeights:
         groups = slice(own.start // self.group, own.stop // self.group)
         return ScaledWeights(self.numbers[:, own.start : own.stop].clone(), self.scales[:, groups].clone(), self.group)
 
-    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def part(self, outputs: slice | Tensor, dtype: torch.dtype) -> Tensor:
         inputs = self.numbers.shape[1]
-        numbers = F.pad(self.numbers[start:stop].float(), (0, -inputs % self.group)).unflatten(1, (-1, self.group))
-        whole: Tensor = (numbers * self.scales[start:stop].unsqueeze(-1)).flatten(1)
+        numbers = F.pad(self.numbers[outputs].float(), (0, -inputs % self.group)).unflatten(1, (-1, self.group))
+        whole: Tensor = (numbers * self.scales[outputs].unsqueeze(-1)).flatten(1)
         return whole[:, :inputs].to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.part(0, len(self.numbers), dtype)
+        return self.part(slice(None), dtype)
 
     def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
         return DeviceWeights(self.numbers, bias, self.scales, self.group)
@@ -109,15 +112,15 @@ class Fp4Weights:
         groups = slice(own.start // FP4_GROUP, own.stop // FP4_GROUP)
         return Fp4Weights(self.numbers[:, groups].clone(), self.scales[:, groups].clone())
 
-    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def part(self, outputs: slice | Tensor, dtype: torch.dtype) -> Tensor:
         values = torch.tensor(FP4_VALUES, device=self.numbers.device)
-        numbers = self.numbers[start:stop].int()
+        numbers = self.numbers[outputs].int()
         pairs = torch.stack((values[numbers & 15], values[numbers >> 4]), dim=-1).flatten(2)
-        whole: Tensor = torch.ldexp(pairs, self.scales[start:stop].int().unsqueeze(-1) - FP4_BIAS).flatten(1)
+        whole: Tensor = torch.ldexp(pairs, self.scales[outputs].int().unsqueeze(-1) - FP4_BIAS).flatten(1)
         return whole.to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.part(0, len(self.numbers), dtype)
+        return self.part(slice(None), dtype)
 
     def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
         return DeviceWeights(self.numbers.flatten(1), bias, self.scales, FP4_GROUP)
@@ -136,8 +139,11 @@ class PlainWeights:
     def shape(self) -> torch.Size:
         return self.numbers.shape
 
-    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        return self.numbers[start:stop].to(dtype)
+    def rows(self, own: range) -> "PlainWeights":
+        return PlainWeights(self.numbers[own.start : own.stop])
+
+    def part(self, outputs: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        return self.numbers[outputs].to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.numbers.to(dtype)
@@ -189,9 +195,22 @@ class ScaledLinear(Linear):
         for start in range(0, self.out_features, OUTPUTS):
             stop = min(start + OUTPUTS, self.out_features)
             bias = None if self.bias is None else self.bias[start:stop]
-            parts.append(F.linear(x, self.weights.part(start, stop, self.dtype), bias))
+            parts.append(F.linear(x, self.weights.part(slice(start, stop), self.dtype), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def twin(self, weight: Tensor) -> Linear:
         bias = None if self.bias is None else torch.zeros_like(self.bias)
         return ScaledLinear(PlainWeights(weight), self.dtype, self.device, bias, self.deterministic)
+
+
+class StoredHead(ScaledLinear):
+    """`y = x W^T` for x float32 and stored weights on a GPU, float32. Where the model's type has 16 bits, weights are
+    rounded to it as they are read, and a row is multiplied as the sum of two of that type (`NumbersLinear`)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.dtype == torch.float32:
+            return self.by_kernel(x)
+        from pontil.gpu_ops.triton import products
+
+        rows, by_rows = halves(x, self.dtype), not self.deterministic
+        return added_halves(products.product(rows, self.on_device, by_rows, torch.float32))

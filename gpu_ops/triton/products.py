@@ -81,6 +81,18 @@ def factor_tile(
 
 
 @triton.jit
+def numbers_of_table(words, n, stride, bits):
+    """The numbers, signed bytes of an output's 4 `words`, that stand at the places `bits` [BLOCK_N, BLOCK_K]. No memory
+    is looked up for a number: the words of an output are in registers."""
+    own = words + n * stride
+    first, second = tl.load(own)[:, None], tl.load(own + 1)[:, None]
+    third, fourth = tl.load(own + 2)[:, None], tl.load(own + 3)[:, None]
+    place = bits.to(tl.int32)
+    word = tl.where(place < 8, tl.where(place < 4, first, second), tl.where(place < 12, third, fourth))
+    return word << (24 - 8 * (place & 3)) >> 24
+
+
+@triton.jit
 def weight_tile(
     w, scales, n, start, w_out, w_in, scale_out,
     INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -103,6 +115,8 @@ def weight_tile(
             pair = start // 2 + tl.arange(0, BLOCK_K // 2)
             bits = numbers_at(w + n[:, None] * w_out + pair[None, :] * w_in, 2 * pair, INPUTS, BLOCK_K)
             numbers = tl.reshape(tl.join(bits & 15, bits >> 4), (BLOCK_N, BLOCK_K))
+            if KIND == 5:
+                numbers = numbers_of_table(scales + INPUTS // GROUP + 2, n, scale_out, numbers)
         # The first product is exact.
         return numbers.to(tl.float32) * ((factors << 16) >> 16).to(tl.float32) * scale_unit[:, None] + offset
     else:
@@ -207,13 +221,13 @@ def group_of(weights: DeviceWeights) -> int:
     return FLOAT4_GROUP if weights.scales is not None and weights.scales.dtype == torch.uint8 else weights.group
 
 
-def product(x: Tensor, weights: DeviceWeights, by_rows: bool = False) -> Tensor:
-    """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x. Tiles that are chosen `by_rows`
-    read a weight less often where there are many, and multiply less where there are few."""
+def product(x: Tensor, weights: DeviceWeights, by_rows: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x, or this one. Tiles that are
+    chosen `by_rows` read a weight less often where there are many, and multiply less where there are few."""
     flat = in_rows(x.flatten(0, -2) if x.ndim != 2 else x)
     if weights.order is not None:
         flat = flat.index_select(1, weights.order)
-    out = torch.empty(len(flat), weights.outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(len(flat), weights.outputs, dtype=dtype or x.dtype, device=x.device)
     shape = tile_of(x.dtype, len(flat) if by_rows else None)
     start(flat.unsqueeze(0), weights, weights.words.unsqueeze(0), out.unsqueeze(0), shape)
     return out.view(*x.shape[:-1], -1)

@@ -5,13 +5,14 @@ are checked by it before a process loads that."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, FP4, HEAD, WeightForm
+from pontil.runtime.loaders.facts.weight_forms import FP4, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
 from pontil.runtime.loaders.gguf.packed_formats import (
     AUTO,
@@ -50,12 +51,15 @@ def device_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     if path.is_dir():
         return device_forms(directory_forms(path, config))
     formats = gguf_formats(path, config)
-    return {name: one.on_device() for name, one in formats.items() if name not in (EMBEDDING, HEAD)}
+    return {name: one.on_device() for name, one in formats.items()}
 
 
 def device_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
-    counted = {name: form for name, form in forms.items() if form.has_device_levels and name != HEAD}
-    return {name: number_format(form).on_device() for name, form in counted.items() if not is_float(name)}
+    return {
+        name: replace(number_format(form).on_device(), own_order=form.own_order)
+        for name, form in forms.items()
+        if form.has_device_levels and not is_float(name)
+    }
 
 
 def may_have_levels(path: Path, config: ModelConfig, on_device: bool = False) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table whose rows stay in the blocks of their file, and become numbers when they are looked up."""
+"""Tables whose rows stay in less than 16 bits, and become numbers when they are looked up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pontil.gpu_ops.products.scaled_weights import StoredWeights
 
 
 class BlockType(Protocol):
@@ -40,4 +42,15 @@ class StoredRows:
         return found.view(*ids.shape, columns).to(self.dtype)
 
 
-Table = Tensor | StoredRows
+@dataclass(frozen=True, eq=False)
+class DeviceRows:
+    """Rows on a device, as kernels there multiply them: the head of a model may be the same memory."""
+
+    weights: StoredWeights
+    dtype: torch.dtype
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        return self.weights.part(ids.flatten(), self.dtype).view(*ids.shape, -1)
+
+
+Table = Tensor | StoredRows | DeviceRows

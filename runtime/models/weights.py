@@ -23,12 +23,14 @@ from pontil.gpu_ops.products.scaled_weights import (
     PackedWeights,
     ScaledLinear,
     ScaledWeights,
+    StoredHead,
+    StoredWeights,
     stacked,
 )
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.joining_product import JoiningProduct
 from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, Split, by_columns, joining, whole
-from pontil.runtime.models.stored_rows import BlockType, StoredRows, Table
+from pontil.runtime.models.stored_rows import BlockType, DeviceRows, StoredRows, Table
 
 Weight = Tensor | QuantizedWeights | PackedWeights
 HeadProduct = HeadLinear | HeadMatrices
@@ -99,7 +101,10 @@ class Weights:
         """Take a table whose rows are looked up."""
         kind = self.stored
         if kind is None:
-            return self.take(name, rows, columns)
+            levels = None if self.device.type == "cpu" else self.levels(name, rows, columns)
+            if levels is None:
+                return self.take(name, rows, columns)
+            return DeviceRows(on_device(levels, self.device), self.dtype)
         size, name = columns // kind.numbers * kind.size, f"{name}.blocks"
         blocks = self.shelf.tensor(name, lambda: self.read(name, rows, size, dtype=torch.uint8))
         return StoredRows(blocks, kind, self.dtype)
@@ -266,12 +271,15 @@ class Weights:
 
     @property
     def keeps_head(self) -> bool:
-        """Return whether rows float32 can be multiplied by weights of the model's type, as those of the head are."""
-        return self.kernels is None and self.device.type != "cpu" and self.dtype == torch.bfloat16
+        """Return whether rows float32 can be multiplied by weights of 16 bits, as those of the head are."""
+        return self.kernels is None and self.device.type != "cpu" and self.dtype != torch.float32
 
-    def product_of_numbers(self, weight: Tensor) -> Product:
-        """The product of rows float32 with such a weight."""
-        return NumbersLinear(weight, deterministic=self.deterministic)
+    def product_of_numbers(self, weight: Tensor | QuantizedWeights | StoredWeights) -> Product:
+        """The product of rows float32 with such a weight, or with a stored one."""
+        if isinstance(weight, Tensor):
+            return NumbersLinear(weight, deterministic=self.deterministic)
+        stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
+        return StoredHead(stored, self.dtype, self.device, None, self.deterministic)
 
     def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]], is_partial: bool = False) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""

@@ -106,6 +106,9 @@ class WeightFormats:
         form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
         if form.group is None:
             return form
+        # Inputs in orders of their own are neither divided nor put together with those of other experts.
+        if form.own_order and (parts > 1 or EXPERTS in name):
+            return self.plain
         inputs = shape[1] // parts
         own = form if parts == 1 else form.columns(inputs)
         return replace(own, group=shared_inputs(inputs, own.group or inputs)) if self.packed else own
@@ -177,10 +180,11 @@ def loaded_products(
     config: ModelConfig, formats: WeightFormats, ranks: Ranks, on_host: bool
 ) -> Iterator[LoadedProduct]:
     """Yield the embedding, then what the layers take, then the head. A head that is tied to the embedding is a weight
-    of its own on a CPU, where it is packed."""
+    of its own on a CPU, where it is packed, and a part of it on a device with several ranks."""
     shapes = tensor_shapes(config)
     embedding = math.prod(shapes[EMBEDDING])
-    yield LoadedProduct(formats.embedding or formats.plain.size(embedding), formats.embedding or 0)
+    table = formats.plain if on_host else formats.of(EMBEDDING, shapes[EMBEDDING])
+    yield LoadedProduct(formats.embedding or table.size(embedding), formats.embedding or 0)
     groups: dict[str, list[str]] = {}
     for name in shapes:
         if name not in (EMBEDDING, HEAD):
@@ -200,6 +204,9 @@ def loaded_products(
         yield LoadedProduct(form.size(own), extra + formats.reading({HEAD: shapes[EMBEDDING]}))
     elif on_host:
         yield tied_head(shapes[EMBEDDING], formats, ranks.divisions)
+    elif ranks.divisions > 1 and table.group is None:
+        # Numbers are copied, so that they lie as a product has them; stored weights are not.
+        yield LoadedProduct(table.size(embedding // ranks.divisions), 0)
 
 
 def tied_head(shape: Shape, formats: WeightFormats, ranks: int) -> LoadedProduct:

@@ -14,7 +14,7 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
-from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, HEAD
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.block_sizes import CODEBOOKS
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS, places_in
@@ -35,7 +35,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
     """`places` is keyed by Hugging Face's names, in the order in which a model reads them. Vectors stay float32:
-    rounding would save almost nothing. Levels are for the kernels of a CPU, or `on_device`, where a head is none."""
+    rounding would save almost nothing. Levels are for the kernels of a CPU, or `on_device`."""
 
     config: ModelConfig
     fingerprint: str
@@ -69,8 +69,6 @@ class GgufCheckpoint:
     def has_level(self, name: str) -> bool:
         """Return whether the file holds a weight as whole numbers with scales. A router is small, and chooses."""
         place = self.places[name]
-        if self.on_device and name in (EMBEDDING, HEAD):
-            return False
         return place.kind in LEVELS and len(place.shape) == 2 and ROUTER not in name
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,15 +88,15 @@ class GgufCheckpoint:
         numbers * scale + offset, and of some types scales and offsets are whole multiples of `name.steps`, or numbers
         are those of `name.table` (int8) at the places that stand in their stead (uint8). An embedding
         comes in both forms if the head is tied to it, else only dequantized: or, with `stored_rows`, in the blocks of
-        `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
+        `embedding_type`, `name.blocks` uint8 [rows, bytes]. For a device it is a weight like any other."""
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name, place in self.places.items():
             embedding, counted = name == EMBEDDING, self.has_level(name)
             if embedding and stored_rows and self.embedding_type is not None:
                 yield f"{name}.blocks", blocks_of(whole[place.part], name, place).reshape(place.shape[0], -1).clone()
-            elif embedding or not counted:
+            elif not counted or (embedding and not self.on_device):
                 yield name, self.read(whole, name, wanted)
-            if counted and (not embedding or self.config.tie_word_embeddings):
+            if counted and (not embedding or self.on_device or self.config.tie_word_embeddings):
                 held = whole[place.part]
                 parts = dict(zip(("numbers", "scales", "offsets"), read_levels(held, name, place), strict=True))
                 if place.kind in STEPS:

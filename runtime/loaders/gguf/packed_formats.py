@@ -34,13 +34,15 @@ NO_GGUF = (
 class NumberFormat:
     """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours, and so have
     `floats` of 8 bits; other floats have no groups. Those of a k-quant that is kept as it is have blocks of so many
-    bytes. With a `table` of numbers that are not those from 0 on, it is their places there that have these bits."""
+    bytes. With a `table` of numbers that are not those from 0 on, it is their places there that have these bits. Inputs
+    may have an `own_order` in each weight."""
 
     bits: int
     group: int | None = None
     block_bytes: int | None = None
     table: tuple[int, ...] | None = None
     floats: bool = False
+    own_order: bool = False
 
     def columns(self, inputs: int) -> NumberFormat:
         """Return the format of a part of a weight that has so many of its inputs: only whole blocks stay some."""
@@ -49,8 +51,8 @@ class NumberFormat:
         return replace(self, group=math.gcd(self.group, inputs), block_bytes=None)
 
     def on_device(self) -> NumberFormat:
-        """Return the format of the same numbers as kernels for devices have them: without blocks and tables."""
-        return NumberFormat(self.bits if self.table is None else WIDE, self.group, floats=self.floats)
+        """Return the format of the same numbers as kernels for devices have them: without blocks."""
+        return replace(self, block_bytes=None)
 
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""

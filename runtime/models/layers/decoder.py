@@ -25,7 +25,7 @@ from pontil.runtime.models.layers.norm import Norm, Unnormed
 from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
 from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.partition import Partition, by_vocabulary
-from pontil.runtime.models.stored_rows import Table
+from pontil.runtime.models.stored_rows import DeviceRows, Table
 from pontil.runtime.models.weights import Weights
 
 HEAD_ROWS = 1 << 16
@@ -93,9 +93,13 @@ class Decoder(ABC):
         torch's products have one type, so its weights are float32 too; kernels read those of the model's type."""
         if self.kernels is not None:
             return [weights.product("head", lambda: (self.head_weight(weights), None))]
+        if isinstance(self.embedding, DeviceRows) and self.config.tie_word_embeddings:
+            weights.read_on()
+            weights.left.pop("lm_head.weight", None)
+            own = self.embedding.weights.rows(by_vocabulary(self.partition, self.config.vocab_size))
+            return [weights.product_of_numbers(own)]
         weight = self.head_weight(weights)
-        assert isinstance(weight, Tensor)
-        if weights.keeps_head:
+        if weights.keeps_head or not isinstance(weight, Tensor):
             return [weights.product_of_numbers(weight)]
         return [weights.plain(part.float()) for part in weight.split(HEAD_ROWS)]
 
@@ -109,8 +113,8 @@ class Decoder(ABC):
         kept = self.kernels is not None or weights.keeps_head
         dtype = self.dtype if kept else torch.float32
         if levels is not None:
-            own = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
-            return own if self.kernels is not None else own.dense().to(device=weights.device, dtype=dtype)
+            part = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
+            return part if kept or weights.device.type != "cpu" else part.dense().to(dtype)
         dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
         assert isinstance(dense, Tensor)
         return weights.rounded(weights.part(dense, by_vocabulary))

@@ -27,7 +27,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.header import read_header
-from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
+from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, TABLES, NumberFormat, stacked
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.partition import Partition
@@ -90,7 +90,8 @@ def test_a_device_has_the_numbers_of_a_type_in_as_many_bytes_as_is_said(kind: in
     one = levels(kind, 64, 512)
     stored = on_device(one, torch.device("cpu"))
     assert isinstance(stored, LevelWeights)
-    taken = stored.numbers.nbytes + stored.factors.nbytes - 8 * 64
+    assert stored.tabled == (kind in TABLES) and (not stored.tabled or stored.numbers.dtype == torch.uint8)
+    taken = stored.numbers.nbytes + stored.factors.nbytes - (24 if stored.tabled else 8) * 64
     assert taken == GGUF_FORMATS[kind].on_device().size(64 * 512) <= 1.25 * 64 * 512
     wanted, most = one.dense(), one.scales.abs().amax(1) * 128 + one.offsets.abs().amax(1)
     wrong = (stored.dense(torch.float32) - wanted).abs().amax(1) / most

@@ -2,15 +2,17 @@
 """Products with whole numbers of 4 and 8 bits, in groups of every kind that kernels tell apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from ladder import Budget, KernelCase, Results
-from product_cases import TILES, alone, counted, drawn, empty, grouped, on, product, real_experts, tolerance_of
+from product_cases import TILES, alone, counted, drawn, empty, grouped, on, placed, product, real_experts, tolerance_of
 from torch import Tensor
 
 from pontil.gpu_ops.products.level_weights import LevelWeights
+from pontil.gpu_ops.products.scaled_weights import StoredHead
 from pontil.gpu_ops.triton import products
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
@@ -45,6 +47,22 @@ def by_rows(name: str, rows: int, make: Callable[[], LevelWeights]) -> KernelCas
     return KernelCase(f"product-by-rows-{name}", call, expected, tolerance_of(torch.bfloat16), compiled=False)
 
 
+def head(make: Callable[[], LevelWeights]) -> KernelCase:
+    """Rows float32, of which none is rounded: one that was would differ by ten times as much. In float16, since the
+    interpreter cuts bfloat16 off."""
+
+    def call(device: torch.device) -> Results:
+        made = make()
+        stored = replace(made, numbers=made.numbers.to(device), factors=made.factors.to(device))
+        return (StoredHead(stored, torch.float16, device, None)(drawn(1, 3, made.shape[1]).to(device)),)
+
+    def expected() -> Results:
+        made = make()
+        return (drawn(1, 3, made.shape[1]) @ made.dense(torch.float16).float().T,)
+
+    return KernelCase("product-head-stored", call, expected, 2e-5, compiled=False)
+
+
 def real(kind: str, rows: int, budget: Budget) -> KernelCase:
     """A product of true sizes, in groups of 128 and of 32."""
 
@@ -59,18 +77,26 @@ def real(kind: str, rows: int, budget: Budget) -> KernelCase:
 
 
 FOURS, EIGHTS, ODD = (partial(counted, 3, 40, 192, *kind) for kind in ((4, 32), (8, 64), (4, 24)))
+TABLE = partial(placed, 3, 40, 192)
 CASES = [
     *(product(kind, (3, 24, 96), torch.float16, biased=True) for kind in ("fours", "eights", "fours-odd")),
     product("fours-channel", (2, 72, 136), torch.float16),
     product("eights-ordered", (5, 24, 80), torch.float32),
+    product("table", (3, 24, 96), torch.float16),
     exact("fours", 3, torch.float16, FOURS),
     exact("eights", 2, torch.float16, EIGHTS),
     exact("odd", 2, torch.float16, ODD),
+    exact("table", 2, torch.float16, TABLE),
+    head(TABLE),
     by_rows("one", 1, FOURS),
     by_rows("few", 19, EIGHTS),
     by_rows("many", 260, FOURS),
     alone("fours"),
     grouped("fours", "fours", torch.float16),
+    grouped("table", "table", torch.float16),
     *(real(kind, rows, TILES) for kind in ("fours", "eights", "float8") for rows in (1, 64, 256)),
+    # AMD's compiler keeps some scalars in lanes of a vector's register.
+    *(real("table", rows, replace(TILES, scalar_spills=64)) for rows in (1, 64, 256)),
     real_experts("fours"),
+    real_experts("table"),
 ]

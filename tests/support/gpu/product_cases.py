@@ -66,6 +66,16 @@ def counted(
     return made
 
 
+def placed(seed: int, outputs: int, inputs: int, group: int = 32) -> LevelWeights:
+    """Places in a table of 15 numbers, the last of which stands at 14."""
+    table = torch.tensor([*range(-127, -10, 13), 1, 25, 60, 90, 127], dtype=torch.int8)
+    places = whole(seed, 0, len(table), outputs, inputs).to(torch.uint8)
+    scales = drawn(seed + 1, outputs, inputs // group) / 64 / inputs**0.5
+    made = level_weights.on_device(QuantizedWeights(places, scales, torch.zeros_like(scales), table=table), CPU)
+    assert isinstance(made, LevelWeights) and made.tabled
+    return made
+
+
 MAKERS: dict[str, Callable[[int, int, int], Stored]] = {
     "plain": plain,
     "float8": float8,
@@ -74,6 +84,7 @@ MAKERS: dict[str, Callable[[int, int, int], Stored]] = {
     "fours": partial(counted, group=8),
     "fours-odd": partial(counted, group=24),
     "fours-channel": counted,
+    "table": placed,
     "eights": partial(counted, bits=8, group=32),
     "eights-ordered": partial(counted, bits=8, group=16, ordered=True),
 }
@@ -303,9 +314,10 @@ def empty(kind: str, dtype: torch.dtype, device: torch.device, *shape: int, grou
         return DeviceWeights(made(inputs, dtype))
     if kind == "float8":
         return DeviceWeights(made(inputs, torch.float8_e4m3fn), None, made(inputs // group, torch.float32), group)
-    if kind in ("fours", "eights"):
+    if kind in ("fours", "eights", "table"):
         numbers = made(inputs, torch.int8) if kind == "eights" else made(inputs // 2, torch.uint8)
-        return DeviceWeights(numbers, None, made(inputs // group + 2, torch.int32), group)
+        words = inputs // group + (6 if kind == "table" else 2)
+        return DeviceWeights(numbers, None, made(words, torch.int32), group, tabled=kind == "table")
     bias = torch.empty(*count, outputs, dtype=dtype, device=device)
     return DeviceWeights(made(inputs // 2, torch.uint8), bias, made(inputs // 32, torch.uint8))
 

@@ -13,7 +13,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
-from pontil.runtime.models.stored_rows import StoredRows
+from pontil.runtime.models.stored_rows import DeviceRows, StoredRows
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start.packed_files import SUFFIX
@@ -57,6 +57,7 @@ def bits(model: Decoder) -> list[bytes]:
     """Return every packed word and every embedding."""
     matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
     rows = model.embedding
+    assert not isinstance(rows, DeviceRows)
     table = rows.blocks if isinstance(rows, StoredRows) else rows
     return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, table]]
 
