@@ -38,7 +38,7 @@ class ReceiptClient:
         self.world, self.dialer, self.number, self.ended = world, dialer, number, ended
         chance = self.chance = world.random(f"receipt/{number}")
         self.prompt = [OWN, number, *(3 + chance.randrange(200) for _ in range(chance.randrange(1, 90)))]
-        self.fields = {
+        self.fields: dict[str, Any] = {
             "prompt": self.prompt,
             "max_tokens": chance.randrange(1, 60),
             "seed": chance.getrandbits(31),
