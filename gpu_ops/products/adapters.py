@@ -2,6 +2,7 @@
 """Low-rank adapters of some of a product's rows, by torch: the reference for kernels."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class ProductAdapters:
             parts, start = self.numbered.get(number, ()), 0
             for part, width in zip(parts, self.outputs if parts else (), strict=True):
                 if part is not None:
-                    added = in_full_tiles(lambda tile, one=part: low_rank(tile, one), x[rows].float())
+                    added = in_full_tiles(partial(low_rank, one=part), x[rows].float())
                     made[rows, start : start + width] += added.to(made.dtype)
                 start += width
         return made

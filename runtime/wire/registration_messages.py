@@ -16,9 +16,10 @@ class Hello:
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
-    serves during an upgrade, `version` that of pontil. `registration` grows whenever the worker has let go of a proxy
-    and its requests, of which it heard nothing, or of a connection on which it had said Hello. `sender`, `schema`,
-    `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
+    serves during an upgrade, `version` that of pontil. `adapters` has the digests of its adapters by their names.
+    `registration` grows whenever the worker has let go of a proxy and its requests, of which it heard nothing, or of a
+    connection on which it had said Hello. `sender`, `schema`, `name` and `pid` keep name and type in every version:
+    they are needed to refuse a worker of another version.
     """
 
     sender: str
@@ -46,6 +47,7 @@ class Hello:
     revision: str | None = None
     version: str | None = None
     registration: int = 0
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,6 +313,7 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
         config.step_size.seats, machine.config.max_model_len, config.step_size.tokens, kernels=machine.kernels,
         dtype=machine.dtype, grammars=LIBRARY, kv_cache_dtype=machine.kv_cache_dtype, node=config.node,
         revision=config.revision, version=config.version,
+        adapters={name: one.digest for name, one in machine.adapters.items()},
     )  # fmt: skip
 
 

@@ -52,7 +52,8 @@ def merge(model: PreTrainedModel, layers: Mapping[str, LowRank], factor: float =
 def weight_part(model: PreTrainedModel, name: str) -> Tensor:
     """Return the weight of a layer, or the part of the one that has gates and ups together."""
     above, _, last = name.rpartition(".")
-    module = model.get_submodule(above)
-    if hasattr(module, last):
-        return model.get_parameter(f"{name}.weight")
-    return model.get_parameter(f"{above}.gate_up_proj.weight").chunk(2)[last == "up_proj"]
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    if (own := weights.get(f"{name}.weight")) is not None:
+        return own
+    gate, up = weights[f"{above}.gate_up_proj.weight"].chunk(2)
+    return up if last == "up_proj" else gate

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from tiny_adapters import CONFIG, write_adapter
 
 from pontil.gpu_ops.parameters.adapters import LowRank
-from pontil.gpu_ops.products.adapters import RowAdapters
+from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf.adapter import read_adapter
-from pontil.runtime.models.adapters import AdaptedProduct, ModelAdapters, ProductAdapters
-from pontil.runtime.models.partition import Partition, Split
+from pontil.runtime.models.adapters import AdaptedProduct, ModelAdapters
+from pontil.runtime.models.partition import Partition, Split, by_columns
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 LAYERS = {QUERY: LowRank(torch.randn(4, 6), torch.randn(10, 4)), DOWN: LowRank(torch.randn(4, 8), torch.randn(6, 4))}
@@ -121,3 +121,20 @@ def test_an_adapter_of_another_model_is_refused() -> None:
             adapters.own(layers, "adapter x")
     with pytest.raises(ModelError, match="on CPUs"):
         ModelAdapters(rows, ()).own({QUERY: LAYERS[QUERY]}, "adapter x")
+
+
+@pytest.mark.parametrize("split", [Split(outputs=by_columns), Split(inputs=by_columns)], ids=["outputs", "inputs"])
+def test_ranks_have_parts_that_make_the_whole(split: Split) -> None:
+    one, x = LowRank(torch.randn(3, 32), torch.randn(64, 3)), torch.randn(5, 32)
+    rows, made = RowAdapters(), []
+    rows.choose([0, -1, 0, 0, -1])
+    for rank in range(2):
+        partition = Partition(rank, 2)
+        outputs, inputs = split.outputs(partition, 64), split.inputs(partition, 32)
+        held = ProductAdapters(rows, [len(outputs)])
+        AdaptedProduct(((QUERY, 64),), 32, split, partition, held).put(0, {QUERY: one})
+        made.append(held.add(x[:, inputs.start : inputs.stop], torch.zeros(5, len(outputs))))
+    whole = made[0] + made[1] if split.is_partial else torch.cat(made, 1)
+    expected = x @ one.down.T @ one.up.T
+    expected[[1, 4]] = 0
+    torch.testing.assert_close(whole, expected)
