@@ -32,6 +32,7 @@ from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.models.adapters import NO_ADAPTERS
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -78,7 +79,7 @@ class InstantModel:
     def __init__(self, kernels: object | None) -> None:
         self.config = SimpleNamespace(vocab_size=VOCABULARY, hidden_size=1)
         self.dtype, self.device, self.kernels = torch.float32, CPU, kernels
-        self.communicator, self.linears = SingleRank(), list[object]()
+        self.communicator, self.linears, self.adapters = SingleRank(), list[object](), NO_ADAPTERS
         self.states, self.scores = torch.zeros(MOST_ROWS, WIDTH), torch.zeros(MOST_ROWS, VOCABULARY)
         self.highest = torch.zeros(MOST_ROWS, dtype=torch.int64)
 

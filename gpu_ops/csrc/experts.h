@@ -301,7 +301,7 @@ static void expert_half(Context& context, const ExpertHalf& half, int rows, cons
     if (half.shared.gate_up.data && rows) {
         shared = context.shared.take<float>(rows * size);
         memset(shared, 0, rows * size * sizeof(float));
-        mlp_half<T>(context, half.shared, rows, from, shared);
+        mlp_half<T>(context, half.shared, rows, from, shared, nullptr);
     }
     const OwnRows own(context, half, rows);
     if (!own.rows) return;

@@ -22,12 +22,13 @@ static void run(Context& context, const LatentHalf& half, const Tile& tile, floa
     else
         latent_half<Float32>(context, half, tile, hidden);
 }
-static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result) {
+static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result,
+                const int32_t* chosen) {
     ThreadPool::Loan loan(context.threads);
     if (half.gate_up.kind == FLOAT32)
-        mlp_half<Float32>(context, half, rows, x, result);
+        mlp_half<Float32>(context, half, rows, x, result, chosen);
     else
-        mlp_half<BFloat16>(context, half, rows, x, result);
+        mlp_half<BFloat16>(context, half, rows, x, result, chosen);
 }
 static void run(Context& context, const ExpertHalf& half, int rows, const float* x, float* result) {
     ThreadPool::Loan loan(context.threads);
@@ -39,7 +40,7 @@ static void run(Context& context, const ExpertHalf& half, int rows, const float*
 static void run(Context& context, const Layer& layer, const Tile& tile, float* hidden) {
     if (layer.attention) run(context, *layer.attention, tile, hidden);
     if (layer.latent) run(context, *layer.latent, tile, hidden);
-    if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden);
+    if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden, tile.adapters);
     if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden);
 }
 
@@ -107,7 +108,7 @@ int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t row
     return status_of([&] { run(*context, *half, rows, x, result); });
 }
 int32_t pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
-    return status_of([&] { run(*context, *half, rows, x, result); });
+    return status_of([&] { run(*context, *half, rows, x, result, nullptr); });
 }
 int32_t pontil_layers(Context* context, const Layer* layers, int32_t count, const Tile* tile, float* hidden) {
     return status_of([&] {

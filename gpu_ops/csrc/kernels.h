@@ -36,14 +36,31 @@ enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 // Blocks are [group][block][word of a block][panel of 2][16], with their own scales: see blocks.h. `units` are 1, or
 // not finite.
 //
-// The results of a `partial` matrix are parts of sums over the ranks, each of which has some inputs.
+// The results of a `partial` matrix are parts of sums over the ranks, each of which has some inputs. Its `adapters`, if
+// there are such, count panels from that of the whole matrix whose number here is `first_panel`.
 struct Matrix {
     const uint32_t* data;
     const uint32_t* scales;  // null except for levels
     const float* units;      // [outputs padded], null except for levels
     const float* bias;       // [outputs padded], or null
     const int8_t* table;     // [16], or null
-    int32_t kind, outputs, inputs, words, scale_words, partial;
+    const struct Adapters* adapters;
+    int32_t kind, outputs, inputs, words, scale_words, partial, first_panel, unused;
+};
+
+// One adapter of a matrix. `shrink` [parts * rank, inputs] has numbers of the type of the matrix's activations and as
+// many words for an output, and `expand` [panel of 16 outputs][rank][16] such numbers too. Rank 0: it changes nothing.
+struct Adapter {
+    Matrix shrink;
+    const void* expand;
+    int32_t rank, unused;
+};
+
+// The adapters of a matrix by their numbers, and the part of the shrunk numbers from which each panel expands.
+struct Adapters {
+    const Adapter* slots;
+    const int32_t* parts;
+    int32_t count, unused;
 };
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
@@ -56,12 +73,14 @@ struct Span {
 // Rows that go through the model together, and the KV pool [block][layer][plane][kv_head] that they read and write;
 // kv_layout.h and scaled_keys.h describe a head's slots there. Two planes are keys and values; in one plane, the first
 // numbers of a key are its value. `kind` is that of activations and weights. Angles [rows, dim / 2] stand for those of
-// the rows' positions, in layers with keys and values; null: those do.
+// the rows' positions, in layers with keys and values; null: those do. `adapters` [rows] numbers the rows'
+// adapters, less than 0 for a row without one; null: none has one.
 struct Tile {
     void* pool;
     const Span* spans;
     int32_t span_count, rows, kind, layers, planes, kv_heads, block_size, head_dim, cells, unused;
     const float *cosines, *sines;
+    const int32_t* adapters;
 };
 
 // Angles of all positions [positions, dim / 2], by which the first `dim` numbers of a head turn: those of its halves

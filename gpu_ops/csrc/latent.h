@@ -88,13 +88,14 @@ struct Asked {
 
 // What the query product makes of the first product's rows.
 template <class T>
-static Asked ask(Context& context, const LatentHalf& half, int rows, const Asked& first) {
+static Asked ask(Context& context, const LatentHalf& half, int rows, const Asked& first, const int32_t* chosen) {
     const uint32_t* x = take_rows<T>(context, first.numbers, rows, half.down.outputs, half.query_norm,
                                      half.latent_epsilon, half.query.words, first.stride);
     const size_t stride = padded(half.query.outputs, GROUP);
     float* made = context.wide.take<float>(rows * stride);
+    const Finished<T> finished(context, half.query, x, rows, chosen);
     multiply<T>(context, half.query, x, rows, [&](int row, int output, float* sums) {
-        add_bias(half.query, output, sums);
+        finished(row, output, sums);
         memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
     });
     return {made, stride};
@@ -129,15 +130,17 @@ static void latent_half(Context& context, const LatentHalf& half, const Tile& ti
     float* latents = context.narrow.take<float>(rows * stored);
     Asked asked{context.wide.take<float>(rows * stride), stride};
     const Part parts[] = {{&half.compress, 0, rows}, {&first, 0, rows}};
+    const Finished<T> finished[] = {{context, half.compress, x, rows, tile.adapters},
+                                    {context, first, x, rows, half.heads ? tile.adapters : nullptr}};
     multiply<T>(context, parts, half.heads ? 2 : 1, x, rows, [&](int part, int row, int output, float* sums) {
-        add_bias(*parts[part].matrix, output, sums);
+        finished[part](row, output, sums);
         float* to = part ? asked.numbers + row * stride : latents + row * stored;
         memcpy(to + output, sums, GROUP * sizeof(float));
     });
     const LatentCells<T> cells = LatentCells<T>::of(tile.cells);
     cells.store(context, half, sizes, tile, latents, stored);
     if (!half.heads) return;
-    if (half.down.data) asked = ask<T>(context, half, rows, asked);
+    if (half.down.data) asked = ask<T>(context, half, rows, asked, tile.adapters);
     const Active* queries = absorb<T>(context, half, sizes, tile, asked.numbers, asked.stride);
     const size_t inner = size_t(half.expand->words) * T::PER_WORD, wide = size_t(half.out.words) * T::PER_WORD;
     Active* attended = context.heads.take<Active>((size_t(half.heads) * rows + ROWS_BEHIND) * inner);
@@ -149,5 +152,5 @@ static void latent_half(Context& context, const LatentHalf& half, const Tile& ti
     if (share.is_last) clear_padding(values, rows, half.out.inputs, wide);
     share.complete(rows, half.out.inputs);
     add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(values), rows, half.hidden, half.after,
-                   half.epsilon, hidden);
+                   half.epsilon, hidden, tile.adapters);
 }

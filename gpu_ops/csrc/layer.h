@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 
+#include "adapters.h"
 #include "pieces.h"
 #include "rows.h"
 
@@ -87,12 +88,12 @@ static void add_rows(Context& context, int rows, int size, const float* after, f
 
 // The same, of the sums of all ranks' parts.
 template <class T>
-static void add_partial_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, int size,
-                                const float* after, float epsilon, float* hidden) {
+static void add_partial_product(Context& context, const Matrix& matrix, const Finished<T>& finished, const uint32_t* x,
+                                int rows, int size, const float* after, float epsilon, float* hidden) {
     const PartialRows made(context, rows, size);
     float* own = made.own();
     multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
-        add_bias(matrix, output, sums);
+        finished(row, output, sums);
         memcpy(own + size_t(row) * size + output, sums, std::min(int(GROUP), size - output) * sizeof(float));
     });
     made.complete();
@@ -105,12 +106,14 @@ static void add_partial_product(Context& context, const Matrix& matrix, const ui
 // hidden [rows][size] += matrix x, normed first if `after` is not null.
 template <class T>
 static void add_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, int size,
-                        const float* after, float epsilon, float* hidden) {
-    if (matrix.partial) return add_partial_product<T>(context, matrix, x, rows, size, after, epsilon, hidden);
+                        const float* after, float epsilon, float* hidden, const int32_t* chosen) {
+    const Finished<T> finished(context, matrix, x, rows, chosen);
+    if (matrix.partial)
+        return add_partial_product<T>(context, matrix, finished, x, rows, size, after, epsilon, hidden);
     const Share share(context, matrix.outputs, size);
     if (!after && !share.group) {
         multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
-            add_bias(matrix, output, sums);
+            finished(row, output, sums);
             float* to = hidden + size_t(row) * size + output;
             for (int i = 0; i < GROUP && output + i < size; i += LANES) store(to + i, load(to + i) + load(sums + i));
         });
@@ -118,7 +121,7 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
     }
     float* made = share.take<float>(context.narrow, size_t(rows) * size);
     multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
-        add_bias(matrix, output, sums);
+        finished(row, output, sums);
         const int count = std::min(int(GROUP), matrix.outputs - output);
         memcpy(made + size_t(row) * size + share.first + output, sums, count * sizeof(float));
     });
@@ -179,8 +182,9 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     const size_t stride = padded(half.qkv.outputs, GROUP);
     const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.qkv.words);
     float* qkv = context.wide.take<float>(rows * stride);
+    const Finished<T> finished(context, half.qkv, x, rows, tile.adapters);
     multiply<T>(context, half.qkv, x, rows, [&](int row, int output, float* sums) {
-        add_bias(half.qkv, output, sums);
+        finished(row, output, sums);
         memcpy(qkv + row * stride + output, sums, GROUP * sizeof(float));
     });
     auto attend = tile.cells == CELLS_INT8  ? attend_rows<ScaledKeys<T, Int8>>
@@ -194,7 +198,7 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     if (share.is_last) clear_padding(attended, rows, half.out.inputs, cells);
     share.complete(rows, half.out.inputs);
     add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(attended), rows, half.hidden, half.after,
-                   half.epsilon, hidden);
+                   half.epsilon, hidden, tile.adapters);
 }
 
 // Makes 16 activations of as many gates, and ups behind them.
@@ -213,20 +217,22 @@ INLINE void activate(const MlpHalf& half, const float* sums, typename T::Active*
 }
 
 template <class T>
-static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result) {
+static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result,
+                     const int32_t* chosen) {
     typedef typename T::Active Active;
     const uint32_t* x = take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.gate_up.words);
     const Share share(context, half.inner, half.down.inputs);
     const size_t cells = size_t(half.down.words) * T::PER_WORD;
     Active* inner = share.take<Active>(context.wide, (rows + ROWS_BEHIND) * cells);
     if (share.is_last) clear_padding(inner, rows, half.down.inputs, cells);
+    const Finished<T> finished(context, half.gate_up, x, rows, chosen);
     multiply<T>(context, half.gate_up, x, rows, [&](int row, int output, float* sums) {
-        add_bias(half.gate_up, output, sums);
+        finished(row, output, sums);
         activate<T>(half, sums, inner + row * cells + share.first + output / 2);
     });
     share.complete(rows, half.down.inputs);
     add_product<T>(context, half.down, reinterpret_cast<const uint32_t*>(inner), rows, half.hidden, half.after,
-                   half.epsilon, result);
+                   half.epsilon, result, chosen);
 }
 
 // The highest of a group's real outputs, without padding.

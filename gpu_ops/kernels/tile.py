@@ -3,23 +3,25 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.structures import CELLS, KINDS, SpanFields, TileFields
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.cells import head_dim_of
 
 
 @dataclass(frozen=True, slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
-    as far as the last of these positions."""
+    as far as the last of these positions. They are computed with the adapter of that number, if not with none."""
 
     start: int
     count: int
     blocks: Sequence[int]
+    adapter: int = NO_ADAPTER
 
 
 class KernelTile:
@@ -53,7 +55,11 @@ class KernelTile:
         self.fields = TileFields(
             pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, planes, kv_heads,
             block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0, None, None,
+            None,
         )  # fmt: skip
+        self.adapters = adapters_of_rows(spans)
+        if self.adapters:
+            self.fields.adapters = self.adapters.buffer_info()[0]
         self.angles = angles and (angles[0].contiguous(), angles[1].contiguous())
         if self.angles:
             assert all(len(part) == self.rows and part.dtype == torch.float32 for part in self.angles)
@@ -67,7 +73,16 @@ class KernelTile:
             inside = [offset for offset in range(span.count) if first + offset in row_set]
             begins = [offset for offset in inside if first + offset - 1 not in row_set or not offset]
             ends = [offset + 1 for offset in inside if first + offset + 1 not in row_set or offset + 1 == span.count]
-            spans += [TileSpan(span.start + at, end - at, span.blocks) for at, end in zip(begins, ends, strict=True)]
+            spans += [
+                replace(span, start=span.start + at, count=end - at) for at, end in zip(begins, ends, strict=True)
+            ]
             first += span.count
         angles = self.angles and (self.angles[0][list(rows)], self.angles[1][list(rows)])
         return KernelTile(self.pool, spans, self.dtype, angles)
+
+
+def adapters_of_rows(spans: Sequence[TileSpan]) -> "array[int]":
+    """The number of each row's adapter; empty if no row has one."""
+    if all(span.adapter == NO_ADAPTER for span in spans):
+        return array("i")
+    return array("i", [span.adapter for span in spans for _ in range(span.count)])

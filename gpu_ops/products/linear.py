@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products with a weight that never changes, laid out once for the device that runs them."""
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
+
+
+class Addition(Protocol):
+    """Something added to the results of a product for some of its rows."""
+
+    def add(self, x: Tensor, made: Tensor) -> Tensor:
+        """Add to `made` [rows, outputs], which was made of x [rows, inputs]."""
 
 
 class Linear:
@@ -22,10 +31,16 @@ class Linear:
         self.dtype = weight.dtype
         self.device = weight.device
         self.bias, self.deterministic = bias, deterministic
+        self.adapters: Addition | None = None
         self.packed = can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
+        made = self.multiply(x)
+        return made if self.adapters is None else self.adapters.add(x, made)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The product without adapters."""
         if self.packed:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return product
@@ -65,7 +80,7 @@ class NumbersLinear(Linear):
     which reads the weights once. A `deterministic` product is a kernel's, which does the same in tiles of one size. So
     is that of AMD: torch documents the other for CUDA alone."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if self.deterministic or torch.version.hip is not None:
             return self.by_kernel(x)
         return added_halves(torch.mm(halves(x, self.dtype), self.weight.t(), out_dtype=torch.float32))

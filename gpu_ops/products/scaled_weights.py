@@ -178,7 +178,7 @@ class ScaledLinear(Linear):
     ) -> None:
         self.weights, self.dtype, self.device, self.bias = weights, dtype, device, bias
         self.out_features, self.in_features = weights.shape
-        self.deterministic = deterministic
+        self.deterministic, self.adapters = deterministic, None
 
     @property
     def on_device(self) -> DeviceWeights:
@@ -188,7 +188,7 @@ class ScaledLinear(Linear):
     def as_numbers(self) -> DeviceWeights:
         return DeviceWeights(self.weights.dense(self.dtype), self.bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if self.device.type != "cpu":
             return self.by_kernel(x)
         parts = []

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.errors import RequestError
+from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.ticket import ChosenAdapter
 
 
 def model_object(proxy: Proxy, name: str, vocab_size: int, snapshot: RegistrySnapshot) -> dict[str, Any]:
@@ -36,9 +37,30 @@ class ServedModel:
         self.name = proxy.config.served_model_name
         self.vocab_size = proxy.tokenizer.vocab_size
 
-    def check(self, name: str | None) -> None:
-        """Refuse another model's name; a request without a name means this one."""
-        check_name(self.proxy.config, name, self.name)
+    def check(self, name: str | None) -> ChosenAdapter | None:
+        """Return the adapter of that name, or None for the model itself, which a request without a name means. Refuse
+        another model's name."""
+        if name is None or name == self.name:
+            return None
+        hello = self.proxy.registry.generating.any_hello
+        digest = None if hello is None else hello.adapters.get(name)
+        if digest is not None:
+            return ChosenAdapter(name, digest)
+        if hello is None and name in self.proxy.config.adapter_names:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        check_name(self.proxy.config, name, self.name, self.adapters)
+        return None
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of the adapters that workers have, or will have."""
+        hello = self.proxy.registry.generating.any_hello
+        return self.proxy.config.adapter_names if hello is None else tuple(hello.adapters)
+
+    @property
+    def described_adapters(self) -> list[dict[str, Any]]:
+        """The objects of the adapters, as models whose parent is the model."""
+        return [self.described | {"id": name, "root": name, "parent": self.name} for name in self.adapters]
 
     @property
     def known_context(self) -> int | None:
@@ -80,13 +102,16 @@ def models_by_name(config: ProxyConfig) -> dict[str, str]:
     return {config.served_model_name: GENERATE} | texts
 
 
-def check_name(config: ProxyConfig, name: str | None, own: str, status: int = 404) -> None:
-    """Refuse the name of another model than an endpoint's `own`, one of those that are served with this status."""
+def check_name(
+    config: ProxyConfig, name: str | None, own: str, adapters: Sequence[str] = (), status: int = 404
+) -> None:
+    """Refuse the name of another model than an endpoint's `own`, one of those that are served with this status.
+    Adapters are named to whoever asks for none of them."""
     if name is None or name == own:
         return
     models = models_by_name(config)
     if name not in models:
-        raise no_model(name, list(models))
+        raise no_model(name, [*models, *adapters])
     says = f"the model {name!r:.200} {models[name]}s text and does not {models[own]} it: ask {own!r}"
     raise RequestError(says, status=status, param="model", code="model_not_found")
 

@@ -4,10 +4,10 @@
 TAG = ":latest"
 
 
-def own_name(name: str | None, served_name: str) -> str | None:
+def own_name(name: str | None, *served_names: str) -> str | None:
     """Return the name under which a model is served here, where the one of a request means it; else the latter."""
-    means = name is not None and name.removesuffix(TAG) == served_name.removesuffix(TAG)
-    return served_name if means else name
+    plain = None if name is None else name.removesuffix(TAG)
+    return next((served for served in served_names if served.removesuffix(TAG) == plain), name)
 
 
 def tagged(name: str) -> str:

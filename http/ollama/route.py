@@ -2,6 +2,7 @@
 """The endpoints of Ollama's API that generate, over the path of a chat."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,11 +40,12 @@ class OllamaRoutes:
 
     async def answer(self, request: Request, wanted: OllamaRequest, say: Say) -> HTTPResponse | None:
         """Answer what was read. Where there is nothing to answer, the client asks for the model to be loaded."""
-        self.model.check(own_name(wanted.model, self.model.name))
+        name = own_name(wanted.model, self.model.name, *self.model.adapters)
+        self.model.check(name)
         generation, ticket = self.generation, request.ctx.ticket
         if wanted.generation is None:
             return self.loaded(say)
-        ready, make_reader = await self.ready(request, wanted, wanted.generation)
+        ready, make_reader = await self.ready(request, wanted, replace(wanted.generation, model=name))
         form = AnswerForm(say, wanted.streamed, wanted.thinks is not False, generation.shown(ready.sampling))
         shape = OllamaShape(generation.heading(request, "", ready), form, make_reader, ticket.received)
         return await generation.send(request, ready, shape, framing=shape.framing)

@@ -2,6 +2,7 @@
 """The routes of leases on prefixes."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -79,8 +80,9 @@ class PrefixRoutes:
         check_no_receipt(request, "a lease on a prefix")
         wanted = await self.generation.read(request, read_prefix)
         preparation = self.generation.preparation
-        self.generation.model.check(wanted.model)
+        adapter = self.generation.model.check(wanted.model)
         ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
+        ticket = replace(ticket, adapter=adapter)
         self.proxy.admissions.check_limits(ticket)
         snapshot = preparation.snapshot(ticket)
         ids = await self.prompt_ids(wanted, TextLimit(snapshot.known_context))

@@ -19,16 +19,24 @@ class ModelList:
     """Handlers over the models: the one that generates, and those that embed and score texts if there are some."""
 
     def __init__(self, model: ServedModel, *texts: ServedEmbedding | None) -> None:
+        self.model = model
         self.served: list[ServedModel | ServedEmbedding] = [model, *(one for one in texts if one is not None)]
 
     async def models(self, request: Request) -> HTTPResponse:
-        return json_response({"object": "list", "data": [model.described for model in self.served]})
+        return json_response({"object": "list", "data": [model.described for model in self.served] + self.adapters})
 
     async def one_model(self, request: Request, name: str) -> HTTPResponse:
         for model in self.served:
             if model.name == name:
                 return json_response(model.described)
-        raise no_model(name, [model.name for model in self.served])
+        adapters = {adapter["id"]: adapter for adapter in self.adapters}
+        if name in adapters:
+            return json_response(adapters[name])
+        raise no_model(name, [*(model.name for model in self.served), *adapters])
+
+    @property
+    def adapters(self) -> list[dict[str, Any]]:
+        return self.model.described_adapters
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -18,7 +18,7 @@ from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.receipts.chain import MARK_BYTES, START, TOP_LOGITS, extended
 from pontil.runtime.receipts.record import RecordedAnswer
 from pontil.runtime.receipts.signing import ReceiptSigner
-from pontil.runtime.receipts.statement import VERSION, ids_digest, stated_parameters
+from pontil.runtime.receipts.statement import ADAPTER, VERSION, ids_digest, stated_parameters
 from pontil.runtime.wire.compatibility import promises_bits
 from pontil.runtime.wire.messages import Hello
 
@@ -137,7 +137,7 @@ class ReceiptNote:
             "prompt_tokens": len(request.prompt),
             "cached_tokens": request.billed.cached_tokens,
             "prompt_sha256": ids_digest(request.prompt),
-        }
+        } | ({ADAPTER: digest} if (digest := request.ticket.adapter_digest) else {})
 
 
 def receipt_field(note: ReceiptNote | None) -> dict[str, Any]:

@@ -72,6 +72,16 @@ def served_text_name(options: LaunchOptions, role: str) -> str | None:
     return None if model is None else stated or own_name(model)
 
 
+def check_adapters(options: LaunchOptions, graph: StagedModel | None) -> None:
+    """Raise OptionError for adapters of a model of several stages, or by the name of a model."""
+    if options.adapter and graph is not None:
+        raise OptionError("--adapter is for models of one stage: leave it out.")
+    models = [served_name(options), *(served_text_name(options, role) for role in TEXT_MODELS)]
+    for name in (pair.partition("=")[0] for pair in options.adapter):
+        if name in models:
+            raise OptionError(f"An adapter and a model are called {name}: give one of them another name.")
+
+
 def text_models(options: LaunchOptions) -> dict[str, str | None]:
     """Return the models of all such roles and their names, as a proxy is told. Raises OptionError for one name of two:
     requests go by it to workers."""
@@ -98,6 +108,7 @@ class WorkerSetting:
 def plan_workers(
     options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> list[ChildPlan]:
+    check_adapters(options, graph)
     # The stages of a model share devices anyway.
     other_phase = awaited_phase(options, control, machine.held) if graph is None else None
     placed_workers = place_workers(options, machine, graph, other_phase)
@@ -170,6 +181,7 @@ def plan_worker(
         "max_model_len": None if (reads_texts and options.role != role) or not answers else options.max_model_len,
         "speculative_tokens": speculative_tokens(options) if guesses else 0,
         "speculative_model": options.speculative_model if guesses else None,
+        "adapter": list(options.adapter) if role in GENERATING_ROLES else [],
         "kv_tier_memory": bytes_of(options.kv_tier, MEMORY) if guesses else 0,
         "kv_tier_disk": disk_path(options.kv_tier) if guesses else None,
         "kv_tier_disk_size": bytes_of(options.kv_tier, DISK) if guesses else 0,

@@ -20,6 +20,7 @@ MOST_COMPANY, MOST_RANKS = 64, 64
 @click.command(short_help="Check a receipt, and compute again what it states.")
 @click.argument("file", type=FILE)
 @click.option("--model", metavar="NAME|PATH", help="The model, if the receipt's name of it is not that of one here.")
+@click.option("--adapter", type=FILE, metavar="DIR", help="The adapter that it was made with.")
 @click.option("--prompt", type=FILE, metavar="FILE", help="Its prompt: a text, or token ids as a JSON list.")
 @click.option("--key", metavar="HEX|FILE", help="Accept receipts of this public key alone.")
 @click.option("--kernels", metavar="NAME", help="Compute with these kernels instead of the receipt's.")

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RecomputeOptions:
     """The way in which receipts are computed again: by a model, if not the one that they name, with the caches in this
-    folder, by these kernels instead of theirs, beside `company` other requests, in so many processes."""
+    folder, by these kernels instead of theirs, beside `company` other requests, in so many processes, with the
+    `adapter` in this directory."""
 
     model: str | None
     cache: Path
     kernels: str | None = None
     company: int = 0
     ranks: int = 1
+    adapter: Path | None = None
 
 
 def verify_receipts(
@@ -58,6 +60,7 @@ def recomputed(file: "AnswerFile", prompt: str | None, wanted: RecomputeOptions)
     path = resolve_model(wanted.model or file.receipts[0].statement["model"], wanted.cache)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     with rank_processes() as ranks:
-        how = Recomputation(path, wanted.cache, cores, wanted.kernels, wanted.company, wanted.ranks, ranks.start)
+        ways = (wanted.kernels, wanted.company, wanted.ranks, wanted.adapter)
+        how = Recomputation(path, wanted.cache, cores, *ways, start_ranks=ranks.start)
         for verification in verified(file, how, prompt):
             yield verification.equal, verification.text

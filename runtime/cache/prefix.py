@@ -2,7 +2,8 @@
 """The index from token prefixes to KV blocks, so that a prompt that begins like an earlier one is not computed again.
 
 A block is found by a chained hash: of its own tokens and, through the key of the block before it, of all earlier
-tokens. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing. The
+tokens. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing, and from
+the digest of the adapter with which keys and values are computed, so that those of another one are never found. The
 last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it.
 """
 
@@ -18,9 +19,11 @@ KEY_BYTES = 16
 Key = bytes
 
 
-def root_key(salt: str) -> Key:
-    """The start of the chain of every prompt with this salt."""
-    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=b"salt").digest()
+def root_key(salt: str, adapter: str = "") -> Key:
+    """The start of the chain of every prompt with this salt that is computed with the adapter of this digest, in
+    hexadecimal; empty: with none."""
+    data, digest = salt.encode("utf-8", "surrogatepass"), bytes.fromhex(adapter)
+    return hashlib.blake2b(data, digest_size=KEY_BYTES, key=digest, person=b"salt").digest()
 
 
 def chain(parent: Key, tokens: Sequence[int]) -> Key:
@@ -28,9 +31,9 @@ def chain(parent: Key, tokens: Sequence[int]) -> Key:
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
 
 
-def full_keys(prompt: Sequence[int], salt: str, block_size: int) -> Iterator[Key]:
+def full_keys(prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> Iterator[Key]:
     """Yield the keys of the blocks that a prompt fills. Each is computed when it is asked for."""
-    key = root_key(salt)
+    key = root_key(salt, adapter)
     for start in range(0, len(prompt) - block_size + 1, block_size):
         key = chain(key, prompt[start : start + block_size])
         yield key

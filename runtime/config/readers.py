@@ -4,11 +4,14 @@
 import re
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 # Converts the value from a flag or a file to the field's value; the ValueError has words that follow the flag's name.
 Reader = Callable[[Any], Any]
+# A name and a directory.
+ADAPTER = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})=(.+)", re.ASCII | re.DOTALL)
 # A host name, or * for any.
 HOST = re.compile(r"\*|[A-Za-z0-9._-]{1,253}", re.ASCII)
 # A page's scheme, host and maybe port, or * for any.
@@ -118,6 +121,18 @@ def names(value: Any) -> tuple[str, ...]:
     if not hosts or not all(HOST.fullmatch(host) or is_address(host.strip("[]")) for host in hosts):
         raise ValueError("must be names of hosts, without ports, with commas between them")
     return hosts
+
+
+def adapters(value: Any) -> tuple[str, ...]:
+    """Parse comma-separated adapters like `sql=/path/to/sql`, each with a name of its own."""
+    listed_pairs = value.split(",") if isinstance(value, str) else value
+    matches = [ADAPTER.fullmatch(pair) if isinstance(pair, str) else None for pair in listed_pairs or ()]
+    if not matches or not all(matches):
+        raise ValueError("must be names and directories like sql=/path/to/sql, with commas between them")
+    found = {match[1]: Path(match[2]).absolute() for match in matches if match is not None}
+    if len(found) != len(matches):
+        raise ValueError("must have a name of its own for each adapter")
+    return tuple(f"{name}={path}" for name, path in found.items())
 
 
 def origins(value: Any) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 
 from dataclasses import dataclass
 
-from pontil.runtime.config.declaration import ENGINE, SUPERVISION, option
-from pontil.runtime.config.readers import choice, size, some_seconds, switch
+from pontil.runtime.config.declaration import ENGINE, MODEL, SUPERVISION, option
+from pontil.runtime.config.readers import adapters, choice, size, some_seconds, switch
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -34,6 +34,13 @@ class SharedDeadlines:
 class SharedOptions:
     """The rest of what both are told."""
 
+    adapter: tuple[str, ...] = option(
+        MODEL,
+        (),
+        "A LoRA adapter that clients ask for by this name as the model: a directory of PEFT.",
+        adapters,
+        "NAME=DIR",
+    )
     log_level: str = option(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     allow_chaos: bool = option(
         SUPERVISION,

@@ -311,6 +311,11 @@ class WorkerConfig(WorkerOptions):
         return self.data_parallel_size > 1
 
     @property
+    def adapter_paths(self) -> dict[str, Path]:
+        """The directories of the adapters, by their names."""
+        return {name: Path(path) for name, _, path in (pair.partition("=") for pair in self.adapter)}
+
+    @property
     def model_path(self) -> Path:
         return Path(self.model)
 

@@ -17,7 +17,6 @@ from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.compute_history import ComputeHistory
-from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -64,7 +63,7 @@ class AnswerRecompute:
                     NOTHING_DRAWN,
                     frozenset(),
                     Purpose.KV,
-                    SaltedPrefix(finished.prefix.salt),
+                    finished.prefix.of_another_text,
                     history=history,
                 )
             )

@@ -12,6 +12,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.media_rows import MediaRows
@@ -43,6 +44,9 @@ class Model(Protocol):
     @property
     def communicator(self) -> Communicator:
         """The ranks that hold the model together."""
+
+    @property
+    def adapters(self) -> ModelAdapters: ...
 
     @property
     def linears(self) -> Sequence[Product]: ...

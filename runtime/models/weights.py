@@ -11,9 +11,11 @@ from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
+from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
 from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, can_stack, per_channel
 from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
+from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.products.level_weights import on_device
 from pontil.gpu_ops.products.linear import Linear, NumbersLinear
@@ -28,6 +30,7 @@ from pontil.gpu_ops.products.scaled_weights import (
     stacked,
 )
 from pontil.runtime.errors import ModelError
+from pontil.runtime.models.adapters import EXPERT, AdaptedProduct
 from pontil.runtime.models.joining_product import JoiningProduct
 from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, Split, by_columns, joining, whole
 from pontil.runtime.models.stored_rows import BlockType, DeviceRows, StoredRows, Table
@@ -86,6 +89,7 @@ class Weights:
         self.block = block
         self.deterministic = arithmetic.deterministic
         self.missing: list[str] = []
+        self.row_adapters, self.adapted = RowAdapters(), list[AdaptedProduct]()
         # Data-parallel ranks divide experts, and nothing else.
         self.experts_communicator = communicator or SingleRank()
         self.experts_partition = partition_of(self.experts_communicator, arithmetic)
@@ -145,7 +149,22 @@ class Weights:
             biases = [self.bias(name, outputs, split) for name, outputs in parts if bias]
             return weight, torch.cat(biases) if biases else None
 
-        return self.product(parts[0][0], make, split.is_partial)
+        return self.product(parts[0][0], make, split.is_partial, self.adaptable(inputs, parts, split))
+
+    def adaptable(
+        self, inputs: int, parts: Sequence[tuple[str, int]], split: Split, *, alternate: bool = False
+    ) -> AdaptedProduct | None:
+        """Return the place of adapters of a product of these linear layers; None where there can be none."""
+        if self.device.type != "cpu" or any(EXPERT in name for name, _ in parts):
+            return None
+        own = [len(split.outputs(self.partition, outputs)) for _, outputs in parts]
+        held = (
+            ProductAdapters(self.row_adapters, own)
+            if self.kernels is None
+            else MatrixAdapters(own, alternate=alternate)
+        )
+        self.adapted.append(AdaptedProduct(tuple(parts), inputs, split, self.partition, held))
+        return self.adapted[-1]
 
     def bias(self, name: str, outputs: int, split: Split) -> Tensor:
         """This rank's part of a bias. Of sums rank 0 adds it, and the others zeros, so that all compute alike."""
@@ -165,7 +184,8 @@ class Weights:
             biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
             return alternate(gates, ups), alternate_numbers(*biases) if biases else None
 
-        return self.product(gate, make)
+        place = self.adaptable(inputs, ((gate, outputs), (up, outputs)), Split(cut), alternate=True)
+        return self.product(gate, make, adapted=place)
 
     def join(self, parts: list[Weight]) -> Weight:
         """One weight with the outputs of all parts."""
@@ -281,14 +301,25 @@ class Weights:
         stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
         return StoredHead(stored, self.dtype, self.device, None, self.deterministic)
 
-    def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]], is_partial: bool = False) -> Product:
+    def product(
+        self,
+        name: str,
+        make: Callable[[], tuple[Weight, Tensor | None]],
+        is_partial: bool = False,
+        adapted: AdaptedProduct | None = None,
+    ) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
-        if self.kernels is not None:
-            (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
-            return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
-        return self.plain(*make())
+        if self.kernels is None:
+            plain = self.plain(*make())
+            if adapted is not None and isinstance(adapted.held, ProductAdapters):
+                plain.adapters = adapted.held
+            return plain
+        (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
+        if adapted is not None and isinstance(adapted.held, MatrixAdapters):
+            matrix = adapted.held.of(matrix)
+        return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
 
-    def plain(self, weight: Weight, bias: Tensor | None = None) -> Product:
+    def plain(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """A product by torch, or by a kernel of a GPU."""
         if isinstance(weight, Tensor):
             return Linear(weight, bias, self.deterministic)

@@ -47,6 +47,8 @@ TEXTS = (
 )
 COUNTS = ("choice", "top_logits", "prompt_tokens", "completion_tokens", "cached_tokens")
 FIELDS = frozenset({"receipt", "revision", "parameters", *TEXTS, *COUNTS})
+# The digest of the adapter, in a statement about an answer that was made with one.
+ADAPTER = "adapter"
 DIGESTS = ("prompt_sha256", "tokens_sha256", "chain", "tokenizer")
 BESIDE = frozenset({"statement", "prompt", "tokens", "public_key", "signature"})
 
@@ -127,6 +129,11 @@ class Receipt:
         return DOMAIN + canonical(self.statement)
 
     @property
+    def adapter(self) -> str:
+        """The digest of the adapter that the answer was made with; empty: with none."""
+        return str(self.statement.get(ADAPTER, ""))
+
+    @property
     def params(self) -> SamplingParams:
         return read_parameters(self.statement["parameters"], self.statement["top_logits"])
 
@@ -171,10 +178,10 @@ def check_fields(data: Mapping[str, Any], needed: frozenset[str], known: frozens
 
 
 def check_statement(statement: Mapping[str, Any]) -> None:
-    check_fields(statement, FIELDS, FIELDS, "the statement")
+    check_fields(statement, FIELDS, FIELDS | {ADAPTER}, "the statement")
     texts = all(type(statement[name]) is str and len(statement[name]) <= MOST_TEXT for name in TEXTS)
     counts = all(type(statement[name]) is int and 0 <= statement[name] < MOST_ID for name in COUNTS)
-    digests = texts and all(is_hex(statement[name], 32) for name in DIGESTS)
+    digests = texts and all(is_hex(statement[name], 32) for name in (*DIGESTS, *({ADAPTER} & statement.keys())))
     revision = statement["revision"] is None or type(statement["revision"]) is str
     if not (digests and counts and revision and type(statement["receipt"]) is int):
         raise ReceiptError("a field of the statement has a value that no receipt has: it was changed")

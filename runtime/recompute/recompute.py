@@ -58,7 +58,9 @@ def request_of(receipt: Receipt, prompt: Sequence[int], machine: WorkerResources
     params, choice = receipt.params, receipt.statement["choice"]
     siblings: list[list[int]] = [[0] if number != choice else [] for number in range(params.n)]
     alone: dict[str, Any] = {} if params.n == 1 else {"delivered": siblings, "choices": [choice]}
-    request = make_request(Submit("", "", name, 0, list(prompt), params.to_wire(), **alone), machine)
+    request = make_request(
+        Submit("", "", name, 0, list(prompt), params.to_wire(), adapter=receipt.adapter, **alone), machine
+    )
     if params.grammar is not None:
         give(request, machine.grammars.compile(params.grammar))
     return request

@@ -9,9 +9,10 @@ from pathlib import Path
 from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import TORCH
 from pontil.runtime.config.worker_config import EXACT, FAST, QUANTIZATIONS, WorkerConfig
+from pontil.runtime.engine.sequences.prompt_keys import NO_USED_ADAPTER
 from pontil.runtime.errors import RequestError
 from pontil.runtime.receipts.answer_file import AnswerFile
-from pontil.runtime.receipts.statement import MOST_ID, NoReceipt, Receipt
+from pontil.runtime.receipts.statement import ADAPTER, MOST_ID, NoReceipt, Receipt
 from pontil.runtime.recompute.recompute import difference, recompute
 from pontil.runtime.reporting import NoReports
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -35,9 +36,9 @@ def alone(config: WorkerConfig) -> WorkerConfig:
 @dataclass(frozen=True, slots=True)
 class Recomputation:
     """The way in which receipts are computed again: by the model at `path`, with the `kernels` of this name instead of
-    those of the receipt, beside `company` other requests, on these cores;
-    by so many `ranks`, if not by as many as the receipt's sums depend on. `start_ranks` starts all of them but this
-    process, and completes the configuration."""
+    those of the receipt, beside `company` other requests, on these cores; by so many `ranks`, if not by as many as the
+    receipt's sums depend on; with the `adapter` in this directory, where the receipt is of one. `start_ranks` starts
+    all ranks but this process, and completes the configuration."""
 
     path: Path
     cache: Path
@@ -45,6 +46,7 @@ class Recomputation:
     kernels: str | None = None
     company: int = 0
     ranks: int = 1
+    adapter: Path | None = None
     start_ranks: Callable[[WorkerConfig], WorkerConfig] = alone
 
     def config(self, receipt: Receipt) -> WorkerConfig:
@@ -67,6 +69,7 @@ class Recomputation:
             quantization=quantization_of(statement["kernels"]),
             deterministic=is_on_gpu and DETERMINISTIC in statement["kernels"],
             ranks=ranks_of(statement["kernels"]) or self.ranks,
+            adapter=() if self.adapter is None or not receipt.adapter else (f"{ADAPTER}={self.adapter}",),
             tensor_parallel_arithmetic=FAST if ranks_of(statement["kernels"]) else EXACT,
         )
 
@@ -128,6 +131,10 @@ def identity_difference(receipt: Receipt, machine: WorkerResources) -> str | Non
         if statement[name] != ours:
             what = "model" if name == "model_fingerprint" else "tokenizer"
             return f"the {what} is {ours[:16]} here, and the receipt has {statement[name][:16]}"
+    found = machine.adapters.get(ADAPTER, NO_USED_ADAPTER).digest
+    if receipt.adapter != found:
+        here = found[:16] or "none: give its directory by --adapter"
+        return f"the adapter of the receipt is {receipt.adapter[:16]}, and here it is {here}"
     return None
 
 

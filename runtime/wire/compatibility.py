@@ -2,7 +2,7 @@
 """The properties in which two processes must agree to serve one request, and the error message where they differ
 (C8)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,6 +38,7 @@ TRAITS = (
     CompatibilityTrait("grammars", "grammars by", "{} installed", plain("grammars")),
     CompatibilityTrait("kernels", "kernels", "the same --kernels and --quantization", plain("kernels")),
 )
+ADAPTERS = CompatibilityTrait("adapters", "adapters", "the same --adapter", lambda one: shown_adapters(one.adapters))
 # Prefix of the name of kernels that run on a GPU: torch's operations and the kind of GPU. A CPU rounds differently, and
 # so may another kind of GPU.
 ON_GPU = "torch/cuda:"
@@ -61,7 +62,8 @@ def promises_bits(kernels: str | None) -> bool:
 
 def objection(theirs: Introduction, ours: Introduction) -> str | None:
     """Return why these two cannot work together and how to mend it; None when they can."""
-    different = [trait for trait in TRAITS if differs(trait, theirs, ours)]
+    traits = (*TRAITS, ADAPTERS) if isinstance(theirs, Hello) else TRAITS
+    different = [trait for trait in traits if differs(trait, theirs, ours)]
     if not different and differs(LAYOUT, theirs, ours):
         different = [LAYOUT]
     if not different:
@@ -70,6 +72,10 @@ def objection(theirs: Introduction, ours: Introduction) -> str | None:
     our_traits = listed([trait.show(ours) for trait in different])
     remedy = listed([remedy_of(trait, theirs, ours) for trait in different])
     return f"{theirs.name} has {their_traits} but {ours.name} has {our_traits}: start it with {remedy}"
+
+
+def shown_adapters(adapters: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({digest[:12]})" for name, digest in sorted(adapters.items())) or "none"
 
 
 def remedy_of(trait: CompatibilityTrait, theirs: Introduction, ours: Introduction) -> str:

@@ -16,7 +16,8 @@ class Hello:
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
-    serves during an upgrade, with the `tokenizer_digest` of its files; `version` is that of pontil.
+    serves during an upgrade, with the `tokenizer_digest` of its files; `version` is that of pontil. `adapters` has the
+    digests of its adapters by their names.
     `registration` grows whenever the worker has let go of a proxy and its requests, of which it heard nothing, or of a
     connection on which it had said Hello. `sender`, `schema`, `name` and `pid` keep name and type in every version:
     they are needed to refuse a worker of another version.
@@ -48,6 +49,7 @@ class Hello:
     version: str | None = None
     registration: int = 0
     tokenizer_digest: str | None = None
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

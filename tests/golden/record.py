@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (".", "tests/support/checks", "tests/support/fakes", "tests/support/models")
+FOLDERS = (".", "tests/support/checks", "tests/support/fakes", "tests/support/models", "tests/world")
 
 
 def main() -> None:

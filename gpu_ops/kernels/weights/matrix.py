@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in the layout of the kernels, which csrc/kernels.h describes."""
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from pontil.gpu_ops.kernels.weights.quantized import (
     stacked,
 )
 from pontil.gpu_ops.kernels.weights.shared_scales import WORDS, padded_words, shared_words, stated_words
-from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
+from pontil.gpu_ops.kernels.weights.structures import KINDS, AdaptersFields, MatrixFields
 
 PANEL, GROUP = 16, 32
 ARENA = Arena()
@@ -31,7 +32,8 @@ ARENA = Arena()
 class Matrix:
     """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed. `words` of an output
     hold its inputs, and so many of these share a scale as `scale_words` says. Levels may be places in a `table`, int8
-    [16]. A `partial` one has some of the inputs, and its results are parts of sums over ranks."""
+    [16]. A `partial` one has some of the inputs, and its results are parts of sums over ranks. Its `adapters` may
+    change between two calls."""
 
     kind: int
     outputs: int
@@ -44,6 +46,7 @@ class Matrix:
     bias: Tensor | None
     table: Tensor | None = None
     partial: bool = False
+    adapters: AdaptersFields | None = None
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -60,7 +63,8 @@ class Matrix:
             None if part is None else part[start:].data_ptr() for part, start in zip(self.parts, starts, strict=True)
         )
         sizes = (self.kind, self.outputs - first, self.inputs, self.words, self.scale_words)
-        return MatrixFields(*pointers, *sizes, self.partial)
+        adapters = None if self.adapters is None else ctypes.addressof(self.adapters)
+        return MatrixFields(*pointers, adapters, *sizes, self.partial, first // PANEL)
 
 
 def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:

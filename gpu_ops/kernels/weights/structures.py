@@ -23,8 +23,22 @@ address, integer, size, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 class MatrixFields(ctypes.Structure):
     _fields_ = [
-        *((name, address) for name in ("data", "scales", "units", "bias", "table")),
+        *((name, address) for name in ("data", "scales", "units", "bias", "table", "adapters")),
         *((name, integer) for name in ("kind", "outputs", "inputs", "words", "scale_words", "partial")),
+        *((name, integer) for name in ("first_panel", "unused")),
+    ]
+
+
+class AdapterFields(ctypes.Structure):
+    _fields_ = [("shrink", MatrixFields), ("expand", address), ("rank", integer), ("unused", integer)]
+
+
+class AdaptersFields(ctypes.Structure):
+    _fields_ = [
+        ("slots", ctypes.POINTER(AdapterFields)),
+        ("parts", address),
+        ("count", integer),
+        ("unused", integer),
     ]
 
 
@@ -42,6 +56,7 @@ class TileFields(ctypes.Structure):
         *((name, integer) for name in ("layers", "planes", "kv_heads", "block_size", "head_dim", "cells", "unused")),
         ("cosines", address),
         ("sines", address),
+        ("adapters", address),
     ]
 
 

@@ -82,8 +82,9 @@ class Preparation:
     def complete(self, ticket: Ticket, generation_request: CompletionRequest | ChatRequest) -> Ticket:
         """Return the ticket of a request that was read. Raises RequestError for another model, or a priority that its
         caller may not ask for."""
-        self.model.check(generation_request.model)
-        return generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
+        adapter = self.model.check(generation_request.model)
+        ticket = generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
+        return replace(ticket, adapter=adapter)
 
     def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
         workers, replay = self.proxy.registry.generating, ticket.replay
@@ -199,7 +200,7 @@ class Preparation:
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
         lookup, prompts = self.proxy.dispatcher.lookup, [work.prompt for work in ready.works]
-        prefixes = await lookup.prepare(prompts, ready.ticket.cache_salt)
+        prefixes = await lookup.prepare(prompts, ready.ticket)
         for work, prefix in zip(ready.works, prefixes, strict=False):
             work.prefix = prefix
         for work in ready.works:
@@ -317,7 +318,8 @@ class GenerationRoutes:
         understood(request)
         ready = as_recorded(ready, request.ctx.request_id)
         shape.schema_watch = self.schema_watch(ready.sampling)
-        shape.receipts = self.receipts.open(request, ready.works, ready.snapshot, shape.heading.id, self.model.name)
+        name = self.name_of(ready)
+        shape.receipts = self.receipts.open(request, ready.works, ready.snapshot, shape.heading.id, name)
         await self.preparation.look_up(ready)
         submit = partial(self.proxy.submit, ready.ticket, *ready.works, snapshot=ready.snapshot)
         stream, shape = self.resumable.stream(request, ready.works, shape, submit)
@@ -341,7 +343,12 @@ class GenerationRoutes:
             return earlier_heading
         fingerprint = ready.snapshot.system_fingerprint(self.proxy.config.version)
         name, tier = f"{prefix}{secrets.token_hex(12)}", TOLD[ready.ticket.service_class]
-        return ReplyHeading(name, int(time.time()), self.model.name, fingerprint, tier)
+        return ReplyHeading(name, int(time.time()), self.name_of(ready), fingerprint, tier)
+
+    def name_of(self, ready: ReadyRequest) -> str:
+        """Return the name of the model or adapter that answers."""
+        adapter = ready.ticket.adapter
+        return self.model.name if adapter is None else adapter.name
 
     def schema_watch(self, sampling: SamplingFields) -> SchemaWatch | None:
         """Return the check of the answers' ends, if they may follow their grammar and not their schema."""

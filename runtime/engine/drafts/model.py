@@ -23,7 +23,6 @@ from pontil.runtime.engine.runner.memory_errors import left_out_of
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.draft_state import DraftState
-from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.sequences.token_rules import Guide
 
@@ -262,7 +261,7 @@ def twin_of(sequence: Sequence, skipped: int) -> Sequence:
         prompt,
         params,
         sequence.stop_token_ids,
-        prefix=SaltedPrefix(sequence.prefix.salt),
+        prefix=sequence.prefix.of_another_text,
         branch=Branch(sequence.branch.choice, forked=True),
         output=output,
         drafting=DraftState(skipped=skipped),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.cache.prefix import Key, PrefixIndex, chain, root_key
+from pontil.runtime.cache.prefix import Key, PrefixIndex, chain
 from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
 from pontil.runtime.engine.sequences.sequence import Sequence
 
@@ -284,7 +284,7 @@ class PrefixCache:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
         size, keys = self.block_size, self.keys_of(sequence)
         tokens, full = sequence.prompt + sequence.output, keys.full
-        key = keys.all[full - 1] if full else root_key(sequence.prefix.salt)
+        key = keys.all[full - 1] if full else sequence.prefix.root
         for index in range(full, sequence.computed // size):
             key = chain(key, tokens[index * size : (index + 1) * size])
             self.add(key, sequence.blocks[index])

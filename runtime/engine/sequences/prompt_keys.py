@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.runtime.cache.prefix import Key, root_key, some_keys
 
 
@@ -12,8 +13,8 @@ class PromptKeys:
     """The keys of one prompt: of its full blocks in order, then of the partial one at the end, if there is one. `made`
     has the first of them."""
 
-    def __init__(self, prompt: list[int], salt: str, block_size: int) -> None:
-        self.prompt, self.salt, self.block_size = prompt, salt, block_size
+    def __init__(self, prompt: list[int], root: Key, block_size: int) -> None:
+        self.prompt, self.root, self.block_size = prompt, root, block_size
         self.made: list[Key] = []
 
     def __len__(self) -> int:
@@ -40,7 +41,7 @@ class PromptKeys:
         start = len(self.made)
         count = min(most, len(self) - start)
         if count > 0:
-            parent = self.made[-1] if self.made else root_key(self.salt)
+            parent = self.made[-1] if self.made else self.root
             tokens = self.prompt[start * self.block_size : (start + count) * self.block_size]
             self.made += some_keys(parent, tokens, self.block_size)
         return max(0, count)
@@ -58,14 +59,38 @@ class PromptKeys:
         return low
 
 
+@dataclass(frozen=True, slots=True)
+class UsedAdapter:
+    """The adapter with which a sequence is computed: the digest of its files, and its number among those of the
+    model."""
+
+    digest: str = ""
+    number: int = NO_ADAPTER
+
+
+NO_USED_ADAPTER = UsedAdapter()
+
+
 @dataclass(slots=True)
 class SaltedPrefix:
-    """A prompt as the beginning of others with the same `salt`: its `keys`, made when first asked for."""
+    """A prompt as the beginning of others with the same `salt`, computed with the same `adapter`: its `keys`, made when
+    first asked for. Its rows are computed with that adapter and its keys are of its digest, and no other place says
+    which it is."""
 
     salt: str = ""
+    adapter: UsedAdapter = NO_USED_ADAPTER
     keys: PromptKeys | None = None
+
+    @property
+    def root(self) -> Key:
+        return root_key(self.salt, self.adapter.digest)
+
+    @property
+    def of_another_text(self) -> SaltedPrefix:
+        """A prefix with the same salt and adapter."""
+        return SaltedPrefix(self.salt, self.adapter)
 
     def keys_of(self, prompt: list[int], block_size: int) -> PromptKeys:
         if self.keys is None:
-            self.keys = PromptKeys(prompt, self.salt, block_size)
+            self.keys = PromptKeys(prompt, self.root, block_size)
         return self.keys

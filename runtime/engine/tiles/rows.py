@@ -56,7 +56,10 @@ def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows
 
 def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
     ids = [token for span in tile.spans for token in span.ids]
-    spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
+    spans = [
+        TileSpan(span.start, span.count, span.sequence.blocks, span.sequence.prefix.adapter.number)
+        for span in tile.spans
+    ]
     embeddings, media = embeddings_of(tile), None
     seeing = next((one for span in tile.spans if (one := span.sequence.streams.media) is not None), None)
     if seeing is not None:

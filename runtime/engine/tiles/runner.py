@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.linear import Product
-from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan, adapters_of_rows
 from pontil.gpu_ops.kv.attention import (
     KEY_CHUNK,
     KEY_STRIP,
@@ -84,6 +84,7 @@ class TileRunner:
             tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
             return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states, deep)
         positions = plan.positions
+        self.model.adapters.rows.choose(adapters_of_rows(plan.spans))
         padding = self.padded(plan) - len(positions)
         attend, inputs = self.attention(plan, positions), self.inputs(plan, padding)
         if media is not None:

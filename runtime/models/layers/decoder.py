@@ -17,6 +17,7 @@ from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.blocks import Block
@@ -67,6 +68,7 @@ class Decoder(ABC):
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
         weights.finish()
+        self.adapters = ModelAdapters(weights.row_adapters, weights.adapted)
         self.fused = [] if self.kernels is None else [self.fuse(block) for block in self.blocks]
         # The last layer is apart: only some of its rows are needed.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
@@ -83,7 +85,8 @@ class Decoder(ABC):
 
     def fuse(self, block: Block) -> FusedBlock:
         rotary = self.global_rotary if block.attention.layer.window is None else self.local_rotary
-        return FusedBlock(block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
+        assert self.kernels is not None
+        return FusedBlock(self.kernels, block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
 
     def take_embedding(self, weights: Weights) -> Table:
         return weights.table("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)

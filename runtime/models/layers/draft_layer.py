@@ -48,7 +48,7 @@ class DraftLayer:
         (self.block,) = layer.blocks
         self.config, self.dtype, self.device = layer.config, layer.dtype, layer.device
         self.kernels: KernelLibrary | None = layer.kernels
-        self.communicator = layer.communicator
+        self.communicator, self.adapters = layer.communicator, layer.adapters
 
     @property
     def linears(self) -> list[Product]:

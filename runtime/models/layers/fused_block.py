@@ -43,16 +43,16 @@ def shared_bytes(config: ModelConfig, parts: int = 1) -> int:
 class FusedBlock:
     """One layer from residual stream to residual stream, in place where possible."""
 
-    def __init__(self, block: Block, rotation: Rotation) -> None:
+    def __init__(self, library: KernelLibrary, block: Block, rotation: Rotation) -> None:
         after = (None, None) if block.after is None else block.after
         norms = [half_norms(one, other) for one, other in zip(block.before, after, strict=True)]
         self.attention = block.attention.half(norms[0], rotation)
         self.feed_forward, self.takes_rows = block.feed_forward.half(norms[1]), block.feed_forward.takes_rows
+        self.layer = Layers(library, [(self.attention, self.feed_forward)])
 
     def __call__(self, hidden: Tensor, tile: KernelTile) -> Tensor:
         """Run the layer on hidden float32 [rows, hidden_size]."""
-        self.attention(hidden, tile)
-        self.feed_forward(hidden, hidden)
+        self.layer(hidden, tile)
         return hidden
 
     def only(self, hidden: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:

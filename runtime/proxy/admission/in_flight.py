@@ -249,7 +249,7 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
     arrival = recorder.received
     since_epoch = recorder.admitted_at if arrival is None else arrival.since_epoch
     return TimelineRow(
-        request.id, since_epoch, request.work.model or model,
+        request.id, since_epoch, request.model or model,
         NO_PATH if arrival is None else arrival.route, request.ticket.caller, state, finish, usage.prompt_tokens,
         usage.cached_tokens, usage.completion_tokens, request.attempts.number + 1,
         None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),

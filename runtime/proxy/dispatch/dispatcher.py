@@ -14,6 +14,7 @@ from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import Disagg, Route, WorkerLoad, next_route, plan, seating
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.links.outbox import Outbox
@@ -105,7 +106,7 @@ class PrefixLookup:
     def prefix_of(self, request: Request, group: WorkerGroup) -> PromptPrefix | None:
         """Return the keys of the request's prompt; None where no worker would use what it has cached."""
         size = self.block_size(group)
-        return None if size is None else request.work.prefix_keys(size, request.ticket.cache_salt)
+        return None if size is None else request.work.prefix_keys(size, request.ticket)
 
     def block_size(self, group: WorkerGroup) -> int | None:
         """Return the tokens in a block of these workers; None if they told of no prefixes."""
@@ -114,14 +115,14 @@ class PrefixLookup:
         hello = group.any_hello
         return hello.block_size if hello is not None and hello.block_size > 0 else None
 
-    async def prepare(self, prompts: Sequence[list[int]], salt: str) -> tuple[PromptPrefix, ...]:
+    async def prepare(self, prompts: Sequence[list[int]], ticket: Ticket) -> tuple[PromptPrefix, ...]:
         """Look for the prompts of requests that will be submitted, as far as they are found. Short ones take no turn of
         the event loop, long ones a turn for each portion."""
         group = self.registry.generating
         size = self.block_size(group)
         if size is None:
             return ()
-        prefixes = tuple([PromptPrefix(prompt, salt, size) for prompt in prompts])
+        prefixes = tuple([PromptPrefix(prompt, ticket.cache_salt, size, ticket.adapter_digest) for prompt in prompts])
         for prefix in prefixes:
             while prefix.grow([worker.prefixes for worker in group.available]):
                 await asyncio.sleep(0)

@@ -233,7 +233,7 @@ class Bookkeeper:
             self.incarnation,
             request.id.rpartition("-")[0],
             request.ticket.caller,
-            request.work.model or self.config.served_model_name,
+            request.model or self.config.served_model_name,
             attempts.route_name,
             state,
             finish,

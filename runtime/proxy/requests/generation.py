@@ -10,6 +10,7 @@ from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.requests.prompt_reuse import PromptParts
 from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.request import Request, Work
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.messages import Submit
 
@@ -77,12 +78,12 @@ class Generation(Work):
         """Return the prompt tokens that keep a worker busy: none where their KV comes from elsewhere."""
         return 0 if self.remote_kv is not None and self.remote_kv.claims(request) else len(self.prompt)
 
-    def prefix_keys(self, block_size: int, salt: str) -> PromptPrefix | None:
+    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
         # All of a prompt is computed whose logprobs are wanted.
         if not self.prompt or self.params.prompt_logprobs is not None:
             return None
         if self.prefix is None or self.prefix.block_size != block_size:
-            self.prefix = PromptPrefix(self.prompt, salt, block_size)
+            self.prefix = PromptPrefix(self.prompt, ticket.cache_salt, block_size, ticket.adapter_digest)
         return self.prefix
 
     def told(self, request: Request) -> dict[str, Any] | None:
@@ -108,6 +109,7 @@ def submits(
         "prompt": request.prompt,
         "sampling": request.params.to_wire(),
         "cache_salt": request.ticket.cache_salt,
+        "adapter": request.ticket.adapter_digest,
         "priority": request.share.place(request.ticket.place),
         "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,

@@ -153,7 +153,7 @@ class Work(ABC):
         """Return the time of its last progress."""
         return request.times.waits_since
 
-    def prefix_keys(self, block_size: int, salt: str) -> PromptPrefix | None:
+    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
         """Return what is known of its prompt's keys; None where no worker would use what it has cached."""
         return None
 
@@ -235,6 +235,11 @@ class Request:
         entry = (Ledger() if ledger is None else ledger).open(name, prompt_tokens, params.n)
         entry.rows_apart = work.is_spoken
         return cls(name, ticket, work, account, entry, answers, mailbox, AnswerTimes(now, now, now), Attempts(now))
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model or adapter that it asks for; None: that of the model that generates."""
+        return self.work.model if self.ticket.adapter is None else self.ticket.adapter.name
 
     @property
     def prompt(self) -> list[int]:

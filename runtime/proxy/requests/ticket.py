@@ -58,6 +58,14 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenAdapter:
+    """The adapter that a request asks for: its name, and the digest of its files."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """A client's request as it is handed on, made once. `name` is a part of the ids of its requests, so that they are
     found in the workers' logs. `caller` names the API key, whose `allowance` it has. Its `place` has its class and its
@@ -66,7 +74,7 @@ class Ticket:
     stream asks for the rest of an answer that a `release` of the workers has begun: it is counted already. Of that
     answer the client may have some tokens: it `has_part` then, whatever else is known of them. The requests of a line
     of a batch are parts of the `whole` answer to it, which are billed once that is kept; they count against no
-    limit. A `replay` is an operator's."""
+    limit. A `replay` is an operator's. It asks for an `adapter` of the model, or for the model as it is."""
 
     name: str | None = None
     caller: str = NO_KEY
@@ -79,6 +87,12 @@ class Ticket:
     has_part: bool = False
     whole: WholeAnswer | None = None
     replay: Replay | None = None
+    adapter: ChosenAdapter | None = None
+
+    @property
+    def adapter_digest(self) -> str:
+        """The digest of the adapter, empty for the model as it is: keys of prefixes are of one."""
+        return "" if self.adapter is None else self.adapter.digest
 
     @property
     def is_line(self) -> bool:

@@ -17,7 +17,7 @@ from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import Choice, Delta, Ended, Finished
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import NO_TICKET, Request
-from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Ticket
 from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ def head_of(request: Request) -> dict[str, Any]:
         "prompt": request.prompt,
         "params": request.params.to_wire(),
         "salt": request.ticket.cache_salt,
+        "adapter": request.ticket.adapter and [request.ticket.adapter.name, request.ticket.adapter.digest],
         "priority": request.ticket.place,
         "caller": request.ticket.caller,
         "arrived": request.times.arrived,
@@ -71,6 +72,12 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
         "drafts": [request.reports.drafted, request.reports.accepted],
         "release": None if request.release is None else [request.release.revision, request.release.version],
     }
+
+
+def adapter_of(head: Mapping[str, Any]) -> ChosenAdapter | None:
+    """Return the adapter that a record's request asked for; None where it asked for none."""
+    named = head.get("adapter")
+    return None if named is None else ChosenAdapter(*named)
 
 
 def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:
@@ -133,7 +140,9 @@ def restored(
             Generation(head["prompt"], SamplingParams.from_wire(head["params"])),
             tokenizer,
             now,
-            replace(ticket, caller=head["caller"], place=head["priority"], cache_salt=head["salt"]),
+            replace(
+                ticket, caller=head["caller"], place=head["priority"], cache_salt=head["salt"], adapter=adapter_of(head)
+            ),
             ledger,
         )
         request.times.arrived = head["arrived"]

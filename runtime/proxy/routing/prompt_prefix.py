@@ -15,15 +15,15 @@ class PromptPrefix:
     """A prompt's keys, in order; `keys` grows while workers hold the last of it. The key of an unfilled last block
     comes at the end, and counts the tokens that are left."""
 
-    def __init__(self, prompt: Sequence[int], salt: str, block_size: int) -> None:
-        self.prompt, self.salt, self.block_size = prompt, salt, block_size
+    def __init__(self, prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> None:
+        self.prompt, self.salt, self.block_size, self.adapter = prompt, salt, block_size, adapter
         self.keys: list[int] = []
         self.source = self.every_key()
         self.is_complete = False
 
     def every_key(self) -> Iterator[Key]:
-        key = root_key(self.salt)
-        for key in full_keys(self.prompt, self.salt, self.block_size):  # noqa: B007
+        key = root_key(self.salt, self.adapter)
+        for key in full_keys(self.prompt, self.salt, self.block_size, self.adapter):  # noqa: B007
             yield key
         tail_length = len(self.prompt) % self.block_size
         if tail_length:

@@ -58,9 +58,9 @@ def objection_to(begin: Begin, prompt: Sequence[int], layout: KVLayout) -> str |
     return None
 
 
-def prompt_digest(prompt: Sequence[int]) -> str:
-    """Return the digest by which a claim names its prompt."""
-    return hashlib.sha256(array("q", prompt).tobytes()).hexdigest()
+def prompt_digest(prompt: Sequence[int], adapter: str = "") -> str:
+    """Return the digest by which a claim names its prompt, and the digest of the adapter that it is computed with."""
+    return hashlib.sha256(array("q", prompt).tobytes() + bytes.fromhex(adapter)).hexdigest()
 
 
 def are_tokens(ids: list[int], vocab_size: int) -> bool:

@@ -137,13 +137,13 @@ class KeptPrompts:
         sent = self.kv_sender.open.get(begin.transfer_id)
         if sent is None or sent.state is not SendState.KEPT:
             return "no prompt is kept for this claim: it was claimed before, or its time ran out"
-        reason = self.objection(begin, self.jobs.held[begin.transfer_id].sequence.prompt)
+        reason = self.objection(begin, self.jobs.held[begin.transfer_id].sequence)
         if reason is None:
             done = self.results.pop(begin.transfer_id)
             self.kv_sender.claim(sent, begin.sender, begin.have, begin.ranks, begin.staged, done, now)
         return reason
 
-    def objection(self, begin: Begin, prompt: list[int]) -> str | None:
-        if begin.prompt_digest != prompt_digest(prompt):
+    def objection(self, begin: Begin, sequence: Sequence) -> str | None:
+        if begin.prompt_digest != prompt_digest(sequence.prompt, sequence.prefix.adapter.digest):
             return "the prompt that is kept is another one"
-        return objection_to(begin, prompt, self.jobs.machine.layout)
+        return objection_to(begin, sequence.prompt, self.jobs.machine.layout)

@@ -315,6 +315,7 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
         revision=config.revision, version=config.version,
         # Of a release that is served beside another one: computing it takes a while.
         tokenizer_digest=None if config.revision is None else machine.tokenizer.digest,
+        adapters={name: one.digest for name, one in machine.adapters.items()},
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.output_record import Known
-from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
+from pontil.runtime.engine.sequences.prompt_keys import NO_USED_ADAPTER, SaltedPrefix, UsedAdapter
 from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Purpose, Sequence, Standing
 from pontil.runtime.engine.sequences.token_rules import DrawRules, SequenceStops
 from pontil.runtime.errors import MalformedFrame, RequestError
@@ -180,7 +180,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
         params,
         stops,
         Purpose.HANDOVER if hands_over else Purpose.ANSWER,
-        SaltedPrefix(submit.cache_salt),
+        SaltedPrefix(submit.cache_salt, adapter_of(submit, machine)),
         DrawRules(stops=strings, thinking=budget_of(params, stops, machine)),
         Branch.of(tuple(submit.choices)),
         Standing(submit.priority, FairShare.stated(submit.caller, submit.weight, submit.priority)),
@@ -191,6 +191,16 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
             choice: delivered[choice][0] for choice in sequence.choices if delivered and delivered[choice]
         }
     return WorkerRequest(submit.sender, submit.request_id, submit.attempt, sequence, submit, ends=ends)
+
+
+def adapter_of(submit: Submit, machine: WorkerResources) -> UsedAdapter:
+    """Return the adapter that a request asks for. Raise RequestError where this worker does not have it."""
+    if not submit.adapter:
+        return NO_USED_ADAPTER
+    found = next((one for one in machine.adapters.values() if one.digest == submit.adapter), None)
+    if found is None:
+        raise RequestError("this worker does not have the adapter: try again", status=503)
+    return found
 
 
 def ends_of(params: SamplingParams, machine: WorkerResources) -> tuple[frozenset[int], frozenset[int]]:

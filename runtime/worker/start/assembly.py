@@ -3,6 +3,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
@@ -45,7 +47,7 @@ class WorkerResources:
     differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend. `stage` has
     the parts beside the decoder in a model of several stages. `recorder` records the blocks of a pool that outlives
     this process, if it does. `guard` is for the files that have the weights. `rounds` are made with workers that share
-    the model's experts."""
+    the model's experts. The model has these `adapters`, by their names."""
 
     config: ModelConfig
     fingerprint: str
@@ -63,6 +65,7 @@ class WorkerResources:
     recorder: BlockRecorder | None = None
     guard: PackedGuard = field(default_factory=PackedGuard)
     rounds: Rounds = field(default_factory=Rounds)
+    adapters: Mapping[str, UsedAdapter] = field(default_factory=dict)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -129,6 +132,7 @@ def put_together(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
         loaded.kernels, loaded.lent_cores, stage, recorder,
         PackedGuard(loaded.mapped, None if draft is None else draft.mapped, *parts.mapped), rounds,
+        loaded.adapters,
     )  # fmt: skip
 
 

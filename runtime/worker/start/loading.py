@@ -2,9 +2,9 @@
 """Loading of a process's part of the model onto its device: the same for a worker of one process and for each rank."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,10 +25,12 @@ from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
+from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
+from pontil.runtime.loaders.hf.adapter import read_adapter
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
@@ -59,7 +61,8 @@ Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
 class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
     `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
-    the pool that outlives this process, if one does, and `mapped` the file that has the weights."""
+    the pool that outlives this process, if one does, and `mapped` the file that has the weights. The model has these
+    `adapters`, by their names."""
 
     config: ModelConfig
     fingerprint: str
@@ -71,6 +74,7 @@ class ModelPart:
     lent_cores: LentCores | None
     kept: KeptPool | None = None
     mapped: MappedFile | None = None
+    adapters: Mapping[str, UsedAdapter] = field(default_factory=dict)
 
     def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
         """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
@@ -117,8 +121,18 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped,
+        weights.shelf.mapped, put_adapters(model, config.adapter_paths),
     )  # fmt: skip
+
+
+def put_adapters(model: Model, paths: Mapping[str, Path]) -> dict[str, UsedAdapter]:
+    """Read adapters and give them to a model, each under its number: the same on all ranks. Raises ModelError."""
+    found: dict[str, UsedAdapter] = {}
+    for number, (name, path) in enumerate(paths.items()):
+        adapter = read_adapter(path)
+        model.adapters.put(number, model.adapters.own(adapter.layers, f"the adapter {name}"))
+        found[name] = UsedAdapter(adapter.digest, number)
+    return found
 
 
 def open_kept(

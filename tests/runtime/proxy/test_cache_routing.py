@@ -11,6 +11,7 @@ from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.request import NO_TICKET
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PORTION
 from pontil.runtime.sampling_params import SamplingParams
@@ -110,7 +111,7 @@ def test_routing_by_load_asks_for_nothing(play: Play) -> None:
         one, other = await live_proxy.worker("mixed:0"), await live_proxy.worker("mixed:1")
         assert not one.wants_prefixes
         await tells(live_proxy, other, PROMPT)
-        assert await live_proxy.proxy.dispatcher.lookup.prepare([PROMPT], "") == ()
+        assert await live_proxy.proxy.dispatcher.lookup.prepare([PROMPT], NO_TICKET) == ()
         assert live_proxy.submit([*PROMPT, 7], PARAMS).route == "mixed:0"
 
     play(scene, routing="load")
@@ -125,7 +126,7 @@ def test_a_long_prompt_is_prepared_in_several_turns(play: Play, blocks: int) -> 
     async def scene(live_proxy: LiveProxy) -> None:
         one = await live_proxy.worker("mixed:0", max_model_len=100_000, num_blocks=9000)
         await live_proxy.worker("mixed:1", max_model_len=100_000, num_blocks=9000)
-        assert await live_proxy.proxy.dispatcher.lookup.prepare([long], "") == ()
+        assert await live_proxy.proxy.dispatcher.lookup.prepare([long], NO_TICKET) == ()
         await tells(live_proxy, one, long)
         turns = 0
 
@@ -136,8 +137,8 @@ def test_a_long_prompt_is_prepared_in_several_turns(play: Play, blocks: int) -> 
                 await asyncio.sleep(0)
 
         beside = asyncio.get_running_loop().create_task(count())
-        (prefix,) = await live_proxy.proxy.dispatcher.lookup.prepare([long], "")
-        (cold,) = await live_proxy.proxy.dispatcher.lookup.prepare([[9, *long]], "")
+        (prefix,) = await live_proxy.proxy.dispatcher.lookup.prepare([long], NO_TICKET)
+        (cold,) = await live_proxy.proxy.dispatcher.lookup.prepare([[9, *long]], NO_TICKET)
         beside.cancel()
         assert len(prefix.keys) == blocks and len(cold.keys) == 1
         assert turns >= 3 if blocks > PORTION else turns == 0

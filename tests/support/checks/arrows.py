@@ -46,7 +46,9 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
         "gpu_ops/parameters", "gpu_ops/products", "runtime/models",
     },
-    "runtime/engine/sequences": {"gpu_ops/products", "runtime/cache", "runtime/timeline/work_times"},
+    "runtime/engine/sequences": {
+        "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/timeline/work_times",
+    },
     "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
     "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "runtime/engine/sequences"},
     "runtime/engine/tiles": {
@@ -81,7 +83,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/chat/calls": {"runtime/grammar"},
     "runtime/chat": {"runtime/chat/calls", "runtime/grammar", "runtime/tokenizer"},
     "runtime/loaders/hf": {
-        "runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config",
+        "gpu_ops/parameters", "runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config",
         "runtime/models/encoder_config",
     },
     "runtime/loaders": {

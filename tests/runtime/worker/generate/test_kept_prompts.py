@@ -9,6 +9,8 @@ import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.disaggregation.states import SendState
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Begin
 from pontil.runtime.worker.generate.handoff_check import prompt_digest
@@ -302,15 +304,17 @@ def test_named_peers_do_not_collect_and_disturb_no_other(
 def test_a_claim_that_is_no_claim_of_this_prompt_is_refused(proxy: ScriptedProxy, pair: Pair) -> None:
     prefill, _ = pair
     hold(proxy, prefill, "first", prompt(40))
-    kept = prefill.prefill.kept
+    kept, one = prefill.prefill.kept, Sequence("s", prompt(40), SamplingParams(1, seed=1), frozenset())
     digest = "0" * 64
     for have, ranks in ((-1, 1), (3, 1), (0, 7)):
         begin = Begin("d", prefill.incarnation, "t-first", "r", 0, have, ranks, prompt_digest=digest)
-        assert kept.objection(begin, prompt(40)) == "the prompt that is kept is another one"
+        assert kept.objection(begin, one) == "the prompt that is kept is another one"
     digest = prompt_digest(prompt(40))
     for have, ranks, says in ((-1, 1, "so many blocks"), (3, 1, "so many blocks"), (0, 7, "ranks (7)")):
         begin = Begin("d", prefill.incarnation, "t-first", "r", 0, have, ranks, prompt_digest=digest)
-        assert says in str(kept.objection(begin, prompt(40)))
+        assert says in str(kept.objection(begin, one))
+    one.prefix = SaltedPrefix(adapter=UsedAdapter("5a" * 32, 0))
+    assert kept.objection(begin, one) == "the prompt that is kept is another one"
     prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
     everyone_clean(proxy)
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random adapters of tiny models, as PEFT stores them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pontil.gpu_ops.parameters.adapters import LowRank
+from pontil.runtime.models.model import Model
+
+CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
+
+
+def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
+    """An adapter of every layer of a model that may have one, but every fifth."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: LowRank(
+            torch.randn(rank, inputs, generator=generator) * inputs**-0.5,
+            torch.randn(outputs, rank, generator=generator) * 0.25,
+        )
+        for place, (name, (outputs, inputs)) in enumerate(model.adapters.shapes.items())
+        if place % 5 != seed % 5
+    }
+
+
+def write_adapter(directory: Path, layers: Mapping[str, LowRank], **config: object) -> Path:
+    """Write them, whose factor is 2, as it is by PEFT's configuration here."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, one in layers.items():
+        prefix = f"base_model.model.{name}"
+        tensors |= {f"{prefix}.lora_A.weight": one.down.clone(), f"{prefix}.lora_B.weight": one.up / 2}
+    save_file(tensors, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(CONFIG | config))
+    return directory
+
+
+def merge(model: PreTrainedModel, layers: Mapping[str, LowRank], factor: float = 1.0) -> None:
+    """Add an adapter to the weights of its layers."""
+    with torch.no_grad():
+        for name, one in layers.items():
+            weight_part(model, name).add_(factor * one.up @ one.down)
+
+
+def weight_part(model: PreTrainedModel, name: str) -> Tensor:
+    """Return the weight of a layer, or the part of the one that has gates and ups together."""
+    above, _, last = name.rpartition(".")
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    if (own := weights.get(f"{name}.weight")) is not None:
+        return own
+    gate, up = weights[f"{above}.gate_up_proj.weight"].chunk(2)
+    return up if last == "up_proj" else gate

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real launch with adapters: the same answers in a pair, after kills and from its cache, and receipts that hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from killed_workers import kill, wait_for_records
+from safetensors.torch import load_file
+from served import Served, launched
+from tiny_adapters import write_adapter
+
+from pontil.gpu_ops.parameters.adapters import LowRank
+from pontil.launcher.cli import cli
+
+PROMPT = [3 + 7 * place % 200 for place in range(89)]
+NAMES = ("base", "one", "two")
+OPTIONS = ("--kv-cache-memory", "8MiB", "--restart-delay", "0.1", "--share-devices", "--served-model-name", "base")
+
+
+def adapters_of(model: Path, folder: Path) -> list[str]:
+    """Write two adapters for all linear layers of a model; return the launch's options for them."""
+    weights = {
+        name.removesuffix(".weight"): tensor.shape
+        for name, tensor in load_file(model / "model.safetensors").items()
+        if "_proj." in name
+    }
+    words: list[str] = []
+    for seed, name in enumerate(NAMES[1:]):
+        torch.manual_seed(seed)
+        layers = {layer: LowRank(torch.randn(4, size[1]), torch.randn(size[0], 4)) for layer, size in weights.items()}
+        words += ["--adapter", f"{name}={write_adapter(folder / name, layers)}"]
+    return words
+
+
+def ask(served: Served, name: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, "seed": 1, "return_token_ids": True}
+    reply = served.request("POST", "/v1/completions", body, headers)
+    assert reply.status == 200, reply.text()
+    told: dict[str, Any] = reply.json()
+    return told
+
+
+def answers(served: Served) -> dict[str, tuple[list[int], int]]:
+    told = {name: ask(served, name) for name in NAMES}
+    return {
+        name: (one["choices"][0]["token_ids"], one["usage"]["prompt_tokens_details"]["cached_tokens"])
+        for name, one in told.items()
+    }
+
+
+@pytest.mark.long
+def test_adapters_across_the_handoff_and_kills(tmp_path: Path, model: str) -> None:
+    adapters = adapters_of(Path(model), tmp_path)
+    with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
+        alone = answers(served)
+        assert [cached for _, cached in alone.values()] == [0, 0, 0]
+        assert len({str(ids) for ids, _ in alone.values()}) == 3
+        receipt = ask(served, "two", {"pontil-receipt": "1"})
+    pair = ("--prefill", "cpu:0", "--decode", "cpu:0", "--disagg", "always")
+    with launched(tmp_path, "--model", model, *pair, *adapters, *OPTIONS) as served:
+        assert answers(served) == alone
+        again = answers(served)
+        assert {name: ids for name, (ids, _) in again.items()} == {name: ids for name, (ids, _) in alone.items()}
+        assert [cached for _, cached in again.values()] == [88, 88, 88]
+        wait_for_records(served, 15)
+        kill(served, "prefill:0", "decode:0")
+        assert answers(served) == again
+    (tmp_path / "answer").write_text(json.dumps(receipt))
+    words = ["verify", str(tmp_path / "answer"), "--model", model]
+    made = CliRunner().invoke(cli, [*words, "--adapter", str(tmp_path / "two")], standalone_mode=False)
+    assert made.return_value == 0 and "are equal" in made.output, (made.output, made.exception)
+    for other in ([], ["--adapter", str(tmp_path / "one")]):
+        made = CliRunner().invoke(cli, [*words, *other], standalone_mode=False)
+        assert made.return_value == 1 and "the adapter of the receipt is" in made.output, (made.output, made.exception)
+
+
+@pytest.mark.long
+def test_ranks_divide_adapters(tmp_path: Path, model: str) -> None:
+    adapters = adapters_of(Path(model), tmp_path)
+    with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
+        alone = answers(served)
+    two = ("--role", "mixed", "--mixed", "cpu:0+cpu:0")
+    with launched(tmp_path, "--model", model, *two, *adapters, *OPTIONS) as served:
+        assert answers(served) == alone
