@@ -178,14 +178,20 @@ def a_leased_block_is_found(watch: "SeedWatch") -> Iterator[str]:
 
 def a_leased_token_is_hit_or_refunded(run: "SeedRun") -> Iterator[str]:
     """A request behind a lease that is not refunded finds all of it, if it came to its worker and nothing was amiss
-    meanwhile: proxies prefer that worker, and promise it nobody."""
+    meanwhile: proxies prefer that worker, and promise it nobody. A client whose proxy has died may not have heard of a
+    refund, which its row and other proxies state."""
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        refunded = {name for (name,) in database.execute("SELECT id FROM leases WHERE refunded > 0")}
     for client in run.leases.clients:
         if client.granted is None or client.last is None:
             continue
-        holders = {view.worker_name for view in views_of(run, client.granted["id"])}
+        views = list(views_of(run, client.granted["id"]))
+        holders = {view.worker_name for view in views}
+        states = {client.last["state"], *(view.term.state for view in views)}
+        is_refunded = "refunded" in states or client.granted["id"] in refunded
         for asked, answered, cached, route in client.hits:
             in_time = answered < client.granted_at + client.seconds - MARGIN
-            if not in_time or client.last["state"] == "refunded" or not run.watch.was_calm(asked, answered):
+            if not in_time or is_refunded or not run.watch.was_calm(asked, answered):
                 continue
             if route.split(">")[0] in holders and cached < client.granted["tokens"]:
                 yield f"{client.granted['id']} has {client.granted['tokens']} tokens, and {cached} were found"
