@@ -346,7 +346,9 @@ class Registry:
         self.version += bool(removed_workers)
         for worker in removed_workers:
             del self.workers[worker.hello.sender]
-            self.of(worker.group).ends.went(worker.release, worker.hello.name, worker.contact.last)
+            who = worker.group, worker.release, worker.hello.name
+            has_successor = any((one.group, one.release, one.hello.name) == who for one in self.workers.values())
+            self.of(worker.group).ends.went(worker.release, worker.hello.name, worker.contact.last or has_successor)
             self.remembered[worker.hello.sender] = worker.counters
         while len(self.remembered) > REMEMBERED:
             del self.remembered[next(iter(self.remembered))]

@@ -191,6 +191,20 @@ def test_nobody_waits_for_a_release_whose_last_worker_has_left_for_good(play: Pl
     play(scene)
 
 
+def test_a_death_that_is_seen_after_its_successor_came_is_no_absence(play: Play) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        begun = await begun_by_the_old(live_proxy)
+        dead = await live_proxy.worker("mixed:1")
+        successor = await live_proxy.worker("mixed:1")
+        await live_proxy.worker("mixed:2", revision="b", model_fingerprint="n")
+        lost(live_proxy, dead)
+        await begun.leaves(successor, for_good=True)
+        await begun.leaves(begun.old, for_good=True)
+        await begun.fails()
+
+    play(scene)
+
+
 @pytest.mark.parametrize("how", ["died", "restarts"])
 def test_an_answer_waits_for_a_worker_of_its_release_that_may_come_back(play: Play, how: str) -> None:
     """It may be gone before the last one leaves for good."""
