@@ -42,11 +42,13 @@ def test_only_a_new_process_reads_its_configuration() -> None:  # D12
         for path in (ROOT / room).rglob("*.py")
         if any(f"{name}(" in path.read_text() for name in ("worker_config", "proxy_config", *names_of_configs()))
     }
-    # The check of a receipt is such a process, which writes its own.
+    # The check of a receipt is such a process, which writes its own, and so are a profile and a plan.
     assert readers == {
         "launcher/roles.py",
         "runtime/config/proxy_config.py",
         "runtime/config/worker_config.py",
+        "runtime/planner/measuring.py",
+        "runtime/planner/planned_site.py",
         "runtime/recompute/verification.py",
     }
 

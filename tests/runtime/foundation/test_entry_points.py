@@ -45,9 +45,10 @@ def test_a_room_whose_folder_is_gone_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_command_that_is_left_out_is_not_listed_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = LazyCommands(MODULES)
-    assert {"bench", "chaos", "conformance", "launch"} <= set(commands)
+    tools = {"bench", "chaos", "conformance", "plan", "profile"}
+    assert {*tools, "launch"} <= set(commands)
     leave_out(monkeypatch, "launcher/tools")
-    assert not {"bench", "chaos", "conformance"} & set(commands) and len(commands) == len(MODULES) - 3
+    assert not tools & set(commands) and len(commands) == len(MODULES) - len(tools)
     with pytest.raises(LaunchError, match="`pontil chaos` needs launcher/tools"):
         commands["chaos"]
 

@@ -185,7 +185,7 @@ def test_libraries_that_were_compiled_in_advance_need_no_compiler(
     library.write_text("half of it")
     with pytest.raises(KernelError, match="does not let"):
         build(QUICK, tmp_path / "cache", lambda text: None)
-    little_source.write_text(f"{OPENS}\n")
+    little_source.write_text(f"{OPENS} int32_t another() {{ return 0; }}")
     with pytest.raises(KernelError, match="no C\\+\\+ compiler"):
         build(QUICK, tmp_path / "cache", lambda text: None)
 
