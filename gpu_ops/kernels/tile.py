@@ -13,7 +13,7 @@ from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.cells import head_dim_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
     as far as the last of these positions. They are computed with the adapter of that number, if not with none."""

@@ -50,8 +50,11 @@ class TileDraws:
     @property
     def places(self) -> dict[EngineSequence, int]:
         """The places of the ids of sequences that draw one each."""
-        owners = Counter([draw.sequence for draw in self.plan.draws])
-        return {draw.sequence: self.first + at for at, draw in enumerate(self.plan.draws) if owners[draw.sequence] == 1}
+        draws, sequences = self.plan.draws, self.plan.sequences
+        if len(draws) == len(sequences):
+            return dict(zip(sequences, range(self.first, self.first + len(draws)), strict=True))
+        owners = Counter([draw.sequence for draw in draws])
+        return {draw.sequence: self.first + at for at, draw in enumerate(draws) if owners[draw.sequence] == 1}
 
     def write(self, sections: StepSections, left_out: Set[EngineSequence]) -> None:
         """Add the sections of an attempt at these draws."""

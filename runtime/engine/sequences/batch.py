@@ -30,12 +30,15 @@ class Span:
 
     @property
     def samples(self) -> bool:
-        return self.sequence.draws and self.start + self.count == self.sequence.length + len(self.drafts)
+        sequence = self.sequence
+        return sequence.draws and self.start + self.count == sequence.length + len(self.drafts)
 
     @property
     def ids(self) -> list[int]:
         """The tokens at its positions, the last of them being its drafts; unknown ones as the sequence tells them."""
         sequence, behind = self.sequence, self.start + self.count - len(self.drafts)
+        if self.count == 1 and not self.drafts:
+            return [sequence.token(self.start)]
         if behind <= len(sequence.prompt):
             return sequence.prompt[self.start : behind]
         return [*map(sequence.token, range(self.start, behind)), *self.drafts]
