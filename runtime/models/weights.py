@@ -29,6 +29,7 @@ from pontil.gpu_ops.products.scaled_weights import (
     StoredWeights,
     stacked,
 )
+from pontil.gpu_ops.products.torch_products import TorchProducts
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.adapters import EXPERT, AdaptedProduct
 from pontil.runtime.models.joining_product import JoiningProduct
@@ -88,6 +89,7 @@ class Weights:
         self.stored = None if packing is None else packing.stored
         self.block = block
         self.deterministic = arithmetic.deterministic
+        self.by_torch = TorchProducts(arithmetic.by_torch)
         self.missing: list[str] = []
         self.row_adapters, self.adapted = RowAdapters(), list[AdaptedProduct]()
         # Data-parallel ranks divide experts, and nothing else.
@@ -310,7 +312,7 @@ class Weights:
     ) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
         if self.kernels is None:
-            plain = self.plain(*make())
+            plain = self.plain(*make(), stays=".experts." not in name)
             if adapted is not None and isinstance(adapted.held, ProductAdapters):
                 plain.adapters = adapted.held
             return plain
@@ -319,12 +321,13 @@ class Weights:
             matrix = adapted.held.of(matrix)
         return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
 
-    def plain(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        """A product by torch, or by a kernel of a GPU."""
+    def plain(self, weight: Weight, bias: Tensor | None = None, *, stays: bool = True) -> Linear:
+        """A product by torch, or by a kernel of a GPU. One that does not stay is put together with others."""
         if isinstance(weight, Tensor):
             return Linear(weight, bias, self.deterministic)
         stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
-        return ScaledLinear(stored, self.dtype, self.device, bias, self.deterministic)
+        own = self.by_torch.linear(stored, self.dtype, self.device, bias) if stays else None
+        return own or ScaledLinear(stored, self.dtype, self.device, bias, self.deterministic)
 
     def read_on(self, *names: str) -> None:
         """Read tensors until one of these is here, or to the end."""
