@@ -13,7 +13,7 @@ from pontil.gpu_ops.products.scaled_weights import ScaledLinear, ScaledWeights, 
 from pontil.gpu_ops.triton.device_weights import PLAIN, DeviceWeights
 
 EXPERTS, PRODUCTS = "experts=torch", "products=torch"
-# What torch's kernels demand of a product's sizes: whole pieces of 16 bytes.
+# Sizes of products that torch's kernels take are multiples of these: pieces of 16 bytes.
 FLOAT8_STEP, GROUPED_STEP = 16, 8
 LARGEST_FLOAT8, SMALLEST = 448.0, 1e-12
 # Rows of a comparison: more than a tile of experts, and no multiple of anything.

@@ -16,7 +16,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn", "flashinfer")
-# What computes a part of steps on GPUs in the place of Triton's kernels, by the part.
+# Parts of steps on GPUs, each with the kernels that may compute it in the place of Triton's.
 KERNEL_BACKENDS = ("draws=flashinfer", "experts=torch", "products=torch")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")

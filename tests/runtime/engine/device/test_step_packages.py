@@ -86,7 +86,7 @@ def test_experts_are_multiplied_by_torch(there: PretendDevice, tmp_path: Path) -
 def test_what_is_read_on_the_host_cannot_be_recorded(
     there: PretendDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch does where it has no kernel for groups."""
+    """Torch does so where it has no kernel for groups."""
 
     def one_by_one(rows: torch.Tensor, weights: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
         return torch.cat([rows[: offs[0]] @ weights[0] for _ in offs.tolist()])
