@@ -22,6 +22,7 @@ from pontil.gpu_ops.products.linear import Linear, NumbersLinear
 from pontil.gpu_ops.products.scaled_weights import (
     FP4_GROUP,
     Fp4Weights,
+    JoinedLinear,
     PackedWeights,
     ScaledLinear,
     ScaledWeights,
@@ -37,6 +38,8 @@ from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, S
 from pontil.runtime.models.stored_rows import BlockType, DeviceRows, StoredRows, Table
 
 Weight = Tensor | QuantizedWeights | PackedWeights
+# The weights of one product, which are several where their inputs stand in different orders.
+ProductWeight = Weight | list[QuantizedWeights]
 HeadProduct = HeadLinear | HeadMatrices
 
 
@@ -146,7 +149,7 @@ class Weights:
         return JoiningProduct(product, communicator, split.is_partial, self.deterministic)
 
     def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
-        def make() -> tuple[Weight, Tensor | None]:
+        def make() -> tuple[ProductWeight, Tensor | None]:
             weight = self.join([self.weight(f"{name}.weight", outputs, inputs, split) for name, outputs in parts])
             biases = [self.bias(name, outputs, split) for name, outputs in parts if bias]
             return weight, torch.cat(biases) if biases else None
@@ -189,12 +192,14 @@ class Weights:
         place = self.adaptable(inputs, ((gate, outputs), (up, outputs)), Split(cut), alternate=True)
         return self.product(gate, make, adapted=place)
 
-    def join(self, parts: list[Weight]) -> Weight:
-        """One weight with the outputs of all parts."""
+    def join(self, parts: list[Weight]) -> ProductWeight:
+        """One weight with the outputs of all parts, or on a device whole numbers that cannot be one."""
         scaled = [part for part in parts if isinstance(part, PackedWeights)]
         levels = [part for part in parts if isinstance(part, QuantizedWeights)]
         if len(levels) == len(parts) and can_stack(levels):
             return stack(*levels)
+        if len(levels) == len(parts) and self.device.type != "cpu":
+            return levels
         whole = stacked(scaled) if len(scaled) == len(parts) else None
         return torch.cat([self.numbers(part) for part in parts]) if whole is None else whole
 
@@ -306,7 +311,7 @@ class Weights:
     def product(
         self,
         name: str,
-        make: Callable[[], tuple[Weight, Tensor | None]],
+        make: Callable[[], tuple[ProductWeight, Tensor | None]],
         is_partial: bool = False,
         adapted: AdaptedProduct | None = None,
     ) -> Product:
@@ -321,8 +326,12 @@ class Weights:
             matrix = adapted.held.of(matrix)
         return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
 
-    def plain(self, weight: Weight, bias: Tensor | None = None, *, stays: bool = True) -> Linear:
+    def plain(self, weight: ProductWeight, bias: Tensor | None = None, *, stays: bool = True) -> Linear:
         """A product by torch, or by a kernel of a GPU. One that does not stay is put together with others."""
+        if isinstance(weight, list):
+            biases = [None] * len(weight) if bias is None else bias.split([len(one.numbers) for one in weight])
+            parts = zip(weight, biases, strict=True)
+            return JoinedLinear([self.plain(one, own, stays=stays) for one, own in parts])
         if isinstance(weight, Tensor):
             return Linear(weight, bias, self.deterministic)
         stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
@@ -346,8 +355,8 @@ class Weights:
         self.shelf.finish()
 
 
-def packable(weight: Weight, bias: Tensor | None) -> Packable:
-    assert not isinstance(weight, PackedWeights)
+def packable(weight: ProductWeight, bias: Tensor | None) -> Packable:
+    assert not isinstance(weight, PackedWeights | list)
     return weight, bias
 
 
