@@ -31,7 +31,8 @@ def test_some_inputs_and_some_outputs(weight: PackedWeights, cut: range) -> None
 def test_products_beside_each_other_are_one() -> None:
     """In an expert, of which there is one matrix for all, they are the numbers that they stand for."""
     cpu, x = torch.device("cpu"), torch.randn(3, 96, generator=torch.Generator().manual_seed(3))
-    stored, biases = (eights(), fours(), eights()), torch.arange(15.0).split(5)
+    stored: list[PackedWeights] = [eights(), fours(), eights()]
+    biases = torch.arange(15.0).split(5)
     parts = [ScaledLinear(one, x.dtype, cpu, bias) for one, bias in zip(stored, biases, strict=True)]
     joined = JoinedLinear(parts)
     whole = torch.cat([one.dense(x.dtype) for one in stored])

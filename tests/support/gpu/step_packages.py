@@ -9,6 +9,7 @@ torch/_meta_registrations.py). Those of CUDA alone are of aten/src/ATen/native/c
 GroupedBlas.cpp (at 00d4eaf9).
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,4 +80,4 @@ def grouped_mm(rows: Tensor, weights: Tensor, *, offs: Tensor) -> Tensor:
     return made
 
 
-STRICT = {"_scaled_mm": scaled_mm, "_grouped_mm": grouped_mm}
+STRICT: dict[str, Callable[..., Tensor]] = {"_scaled_mm": scaled_mm, "_grouped_mm": grouped_mm}
