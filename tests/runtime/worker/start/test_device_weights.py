@@ -28,6 +28,7 @@ from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.stored_rows import DeviceRows
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.weight_memory import Ranks, weight_memory
+from pontil.runtime.worker.start.draft_loading import draft_settings
 from pontil.runtime.worker.start.loading import for_its_device, quantization_of, read_weights
 
 
@@ -79,6 +80,20 @@ def test_orders_of_their_own_in_one_product_take_the_memory_that_a_plan_counts(
     shapes = model.config.vocab_size * model.config.hidden_size
     said = weight_memory(tmp_path, model.config, "gguf", 2, on_host=False).held - 2 * 2 * shapes
     assert said == pytest.approx(taken - 8 * sum(one.outputs for one in made), rel=0.03)
+
+
+@pytest.mark.parametrize(("device", "others"), [("cpu", ()), ("pretend:0", ("products=torch",))])
+def test_other_kernels_are_for_the_target_on_a_device(
+    there: PretendDevice, tmp_path: Path, device: str, others: tuple[str, ...]
+) -> None:
+    """A draft model's weights are not compared at the start."""
+    write_quantized(hugging_model("llama", LARGE), tmp_path, *FORMS["float8-channel"])
+    config = WorkerConfig("decode:0", "decode", device, (0,), str(tmp_path), "tiny", "", "", quantization="none")
+    config = replace(config, kernel_backend=("products=torch",))
+    checkpoint = open_checkpoint(tmp_path)
+    weights = read_weights(config, checkpoint, torch.device(device), "bfloat16", None, Silent())
+    assert weights.by_torch.names == others
+    assert draft_settings(config, checkpoint, "bfloat16", None).kernel_backend == ()
 
 
 @pytest.mark.parametrize("tied", [True, False])
