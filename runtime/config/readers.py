@@ -42,6 +42,18 @@ def choice(*names: str) -> Reader:
     return read
 
 
+def choices(*names: str) -> Reader:
+    """Parse comma-separated names, each at most once."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, list) or not listed or [one for one in names if one in listed] != sorted(listed):
+            raise ValueError(f"must be of {', '.join(names)}, each once, with commas between them")
+        return tuple(listed)
+
+    return read
+
+
 def whole(low: int, high: int = 2**31 - 1) -> Reader:
     def read(value: Any) -> int:
         if isinstance(value, str) and re.fullmatch(r"\d{1,12}", value, re.ASCII):

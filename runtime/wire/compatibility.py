@@ -45,8 +45,8 @@ ON_GPU = "torch/cuda:"
 # Behind the name of such kernels, where their products are those of one tile size.
 DETERMINISTIC = " deterministic"
 SAME_DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
-    "and --attention-backend as there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic, "
+    "--attention-backend and --kernel-backend as there"
 )
 # Behind the name of kernels, where the ranks of a worker add parts of sums, before the number of ranks.
 ROW_PARALLEL = " row-parallel/"

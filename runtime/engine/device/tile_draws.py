@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from torch import Tensor
 
-from pontil.gpu_ops.draws.sampling import draw
+from pontil.gpu_ops.draws.sampling import DrawIds
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.draw_inputs import (
@@ -36,7 +36,8 @@ class TileDraws:
     logits, and thrown away; without any others there are none.
     """
 
-    def __init__(self, spans: Sequence[Span], vocab_size: int, draw_sizes: tuple[int, ...]) -> None:
+    def __init__(self, spans: Sequence[Span], vocab_size: int, draw_sizes: tuple[int, ...], draw: DrawIds) -> None:
+        self.draw = draw
         self.plan = plan_draws([span.sequence for span in spans], [span.drafts for span in spans], vocab_size)
         draws = self.plan.draws
         self.count, self.first = bucket_of(len(draws), draw_sizes) if draws else 0, 0
@@ -80,7 +81,7 @@ class TileDraws:
             return
         self.drawn = results.ids[self.first : self.first + self.count]
         logits, draws = self.edited_logits(self.logits), DeviceDraws(*self.number_sections())
-        draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
+        self.draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
         if self.asked:
             logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
             self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))

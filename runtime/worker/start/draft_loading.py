@@ -84,8 +84,7 @@ def load_draft_layer(
     shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype) else None
-    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
-    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
+    settings = draft_settings(config, checkpoint, target.dtype, kernels)
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     layer = build_draft_layer(shape, weights, target.model, source.form)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
@@ -110,8 +109,7 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
-    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
-    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
+    settings = draft_settings(config, checkpoint, target.dtype, kernels)
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
@@ -129,11 +127,15 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     return LoadedDraft(model, layout, count * number_bytes, count, weights.shelf.mapped)
 
 
-def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
-    """Return the quantization of what guesses: the target's, where it is possible."""
+def draft_settings(
+    config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None
+) -> WorkerConfig:
+    """Return the configuration of what guesses: with the target's quantization where it is possible, and without other
+    kernels, which were compared with Triton's for the target's weights only."""
     kept = kernels is not None or config.device != "cpu"
     possible = kept and (config.quantization != "gguf" or checkpoint.has_levels)
-    return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
+    quantization = quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
+    return replace(config, quantization=quantization, weights_memory=config.weights_memory[1:], kernel_backend=())
 
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:

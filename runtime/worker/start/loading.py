@@ -41,9 +41,9 @@ from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
-from pontil.runtime.worker.start.attention_check import check_attention
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.package_check import check_attention, check_limits, check_results
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
 from pontil.runtime.worker.start.stage_model import PartOnDisk, stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
@@ -103,15 +103,17 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if kernels is not None and lent_cores is not None:
         kernels.borrow(lent_cores)
     config = replace(config, quantization=quantization_of(config, checkpoint, dtype, kernels))
+    others = check_limits(config, TORCH_DTYPES[dtype], device)
     communicator = join(model_config, kernels, device)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
     model = build_model(model_config, weights)
+    check_results(others, weights.by_torch, model_config.vocab_size, device)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
         packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
     )  # fmt: skip
     check_attention(config, model_config, layout, device)
-    named = name_of_kernels(device, kernels, config.deterministic, config.attention_backend)
+    named = name_of_kernels(device, kernels, config.deterministic, (config.attention_backend, *others))
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
     if config.row_parallel:
@@ -160,13 +162,13 @@ def memory_errors(device: str) -> Iterator[None]:
 
 
 def name_of_kernels(
-    device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False, attention: str = AUTO
+    device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False, others: Sequence[str] = ()
 ) -> str:
     """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
-    CPUs, and on GPUs of one kind that are `deterministic` or not alike and have one `attention`."""
+    CPUs, and on GPUs of one kind that are `deterministic` or not alike and have the same `others` in Triton's place."""
     if device.type == "cuda":
-        others = "" if attention in OWN else f" {attention}"
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{DETERMINISTIC if deterministic else ''}{others}"
+        named = "".join(f" {name}" for name in others if name not in OWN)
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{DETERMINISTIC if deterministic else ''}{named}"
     return kernels.name if kernels else TORCH
 
 
@@ -209,7 +211,7 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
-    arithmetic = Arithmetic(config.deterministic, *ways)
+    arithmetic = Arithmetic(config.deterministic, *ways, by_torch=() if device.type == "cpu" else config.kernel_backend)
     return Weights(telling, device, torch_dtype, packing, communicator, checkpoint.config.weight_block, arithmetic)
 
 

@@ -173,8 +173,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
-        "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile",
-        "gpu_ops/kernels/weights",
+        "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/draws", "gpu_ops/kernels",
+        "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/products",
         "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",

@@ -123,6 +123,7 @@ def read_model(
     device: str = "cpu",
     kernels: KernelLibrary | None = None,
     deterministic: bool = False,
+    by_torch: tuple[str, ...] = (),
 ) -> Model:
     """Read a model as a worker does: on a device with the numbers of its files."""
     checkpoint = open_checkpoint(path)
@@ -132,7 +133,7 @@ def read_model(
         torch.device(device),
         dtype,
         Packing.of(kernels),
-        arithmetic=Arithmetic(deterministic),
+        arithmetic=Arithmetic(deterministic, by_torch=by_torch),
         block=config.weight_block,
     )
     return build_model(config, weights)

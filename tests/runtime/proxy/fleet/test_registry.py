@@ -81,8 +81,8 @@ def test_what_does_not_fit_the_others_is_refused(change: dict[str, Any], says: s
 
 KERNELS = "the same --kernels and --quantization"
 DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
-    "and --attention-backend as there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic, "
+    "--attention-backend and --kernel-backend as there"
 )
 
 SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
