@@ -100,8 +100,8 @@ class Proxy:
         )
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
-        self.leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
-        self.moves = LeaseMoves(self.leases, self.try_at)
+        leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
+        self.moves = LeaseMoves(leases, self.try_at)
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(
@@ -136,6 +136,10 @@ class Proxy:
     @property
     def graph(self) -> StagedModel | None:
         return self.runs.graph
+
+    @property
+    def leases(self) -> FleetLeases:
+        return self.moves.leases
 
     @property
     def requests(self) -> dict[str, Request]:
