@@ -27,6 +27,7 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.forever_tasks import ForeverTasks
 from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
+from pontil.runtime.proxy.leases.lease_moves import LeaseMoves
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.requests.answer import WholeAnswer
@@ -99,7 +100,8 @@ class Proxy:
         )
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
-        self.leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
+        leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
+        self.moves = LeaseMoves(leases, self.try_at)
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(
@@ -134,6 +136,10 @@ class Proxy:
     @property
     def graph(self) -> StagedModel | None:
         return self.runs.graph
+
+    @property
+    def leases(self) -> FleetLeases:
+        return self.moves.leases
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -330,7 +336,8 @@ class Proxy:
         self.admissions.dispatch()
 
     def on_change(self) -> None:
-        """Resume stranded requests, as a worker may have become available."""
+        """Resume stranded requests, as a worker may have become available, and move the leases of one that drains."""
+        self.moves.tick()
         self.dispatcher.resume()
         self.self_test.look_again()
 
@@ -340,6 +347,7 @@ class Proxy:
         self.admissions.pass_time(self.clock())
         self.streams.tick()
         self.leases.tick()
+        self.moves.tick()
         self.timelines.tick()
         self.dispatcher.flush()
         now = self.clock()

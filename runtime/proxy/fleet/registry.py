@@ -289,7 +289,7 @@ class Registry:
         return worker is not None
 
     def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
-        worker.hello = replace(worker.hello, role=self.kept_role(worker, role))
+        worker.hello = replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
         worker.leaving = draining
         self.version += 1
 

@@ -199,7 +199,7 @@ class Worker(Workload):
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
-        ) and self.stage.is_idle  # fmt: skip
+        ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
         if has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
@@ -297,6 +297,8 @@ class Worker(Workload):
         if failure is None:
             # A model of several stages has no other proxy.
             self.stage.orphan(now)
+        else:
+            self.leases.give_up(now)
         self.settle(now)
         return len(dropped)
 
