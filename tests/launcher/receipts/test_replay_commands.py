@@ -93,7 +93,7 @@ def test_a_disk_that_fills_leaves_no_part_of_a_record(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as changed:
-        changed.setattr(*((RecordFile, "write") if call == "write" else (os, call)), full)
+        changed.setattr(RecordFile if call == "write" else os, call, full)
         with pytest.raises(LaunchError, match="cannot be written .No space left on device.: it is not there"):
             write_record("", {}, tmp_path / "new", limits, lambda: None)
     assert not list(tmp_path.iterdir())
