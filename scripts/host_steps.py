@@ -19,7 +19,7 @@ from torch import Tensor
 import app  # noqa: F401
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.collectives.communicator import SingleRank
-from pontil.gpu_ops.parameters.draws import DeviceDraws
+from pontil.gpu_ops.parameters.draws import DeviceDraws, RankedRows
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -92,8 +92,8 @@ class InstantModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.scores[: len(hidden)]
 
-    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self.scores[: len(hidden)], self.highest[: len(hidden)]
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, RankedRows]:
+        return self.scores[: len(hidden)], RankedRows(self.highest[: len(hidden)])
 
 
 def nothing_drawn(logits: Tensor, draws: DeviceDraws, out: Tensor, kinds: object) -> None:

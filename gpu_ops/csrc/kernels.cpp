@@ -117,19 +117,22 @@ int32_t pontil_layers(Context* context, const Layer* layers, int32_t count, cons
 }
 
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, const float* norm,
-                   float epsilon, float* result, int64_t* highest) {
+                   float epsilon, float* result, int64_t* highest, float* tops) {
     ThreadPool::Loan loan(context->threads);
     if (matrix->kind == FLOAT32)
-        linear<Float32>(*context, *matrix, rows, x, norm, epsilon, result, highest);
+        linear<Float32>(*context, *matrix, rows, x, norm, epsilon, result, highest, tops);
     else
-        linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest);
+        linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest, tops);
 }
 
 void pontil_draw(const Draws* draws) { draw(*draws); }
 
-void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
-                       int32_t* pairs) {
-    for (int row = 0; row < rows; row++) top_logits(logits + row * stride, vocabulary, count, pairs + 2 * count * row);
+void pontil_top_logits(const float* logits, int64_t stride, const float* tops, const int32_t* rows, int32_t wanted,
+                       int32_t vocabulary, int32_t count, int32_t* pairs) {
+    const size_t groups = padded(vocabulary, GROUP) / GROUP;
+    for (int i = 0; i < wanted; i++)
+        top_logits(logits + rows[i] * stride, tops ? tops + rows[i] * groups : nullptr, vocabulary, count,
+                   pairs + 2 * count * i);
 }
 
 int64_t pontil_multiply_adds(Context* context, int32_t kind, int64_t rounds) {

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 18 };
+enum { PONTIL_ABI = 19 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -203,16 +203,18 @@ int32_t pontil_expert_half(Context*, const ExpertHalf*, int32_t rows, const floa
 // Runs both halves of one layer after the other.
 int32_t pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
 // x float32 [rows, inputs], normed first if `norm` is not null; result float32 [rows, outputs padded]. If `highest`
-// [rows] is not null, it gets the number of each row's highest output, of equal ones the first.
+// [rows] is not null, it gets the number of each row's highest output, of equal ones the first, and `tops`
+// [rows][groups] the highest output of each GROUP of them, NaN taken for minus infinity.
 void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const float* norm, float epsilon,
-                   float* result, int64_t* highest);
+                   float* result, int64_t* highest, float* tops);
 // Draws with the calling thread alone; the ids are the same for all kernels.
 void pontil_draw(const Draws*);
-// Finds the `count` highest of each row of logits, whose rows lie `stride` apart, with the calling thread alone: pairs
-// [rows][count][2] get the id and the bits of the logit, the highest first and of equal ones the lowest id. NaN is
-// taken for minus infinity and -0.0 for 0.0; what a small vocabulary lacks is -1.
-void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
-                       int32_t* pairs);
+// Finds the `count` highest of the `wanted` rows of logits, which lie `stride` apart, with the calling thread alone:
+// pairs [wanted][count][2] get the id and the bits of the logit, the highest first, of equal ones the lowest id. NaN is
+// taken for minus infinity and -0.0 for 0.0; what a small vocabulary lacks is -1. With `tops`, those of the groups as
+// pontil_linear makes them, few of the logits are read.
+void pontil_top_logits(const float* logits, int64_t stride, const float* tops, const int32_t* rows, int32_t wanted,
+                       int32_t vocabulary, int32_t count, int32_t* pairs);
 // Has each thread do independent multiply-adds of that kind, `rounds` times some, as fast as the processor can; returns
 // how many all threads did.
 int64_t pontil_multiply_adds(Context*, int32_t kind, int64_t rounds);

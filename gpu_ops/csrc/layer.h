@@ -235,24 +235,23 @@ static void mlp_half(Context& context, const MlpHalf& half, int rows, const floa
                    half.epsilon, result, chosen);
 }
 
-// The highest of a group's real outputs, without padding.
+// The highest of a group's real outputs, without padding; NaN is taken for minus infinity.
 INLINE float highest_of_group(const Matrix& matrix, int output, const float* sums) {
     if (output + GROUP <= matrix.outputs) {
-        Native most = (Native)load_native(sums);
-        for (int i = NATIVE_LANES; i < GROUP; i += NATIVE_LANES) most = max(most, (Native)load_native(sums + i));
+        Native most = all_lanes(-INFINITY);
+        for (int i = 0; i < GROUP; i += NATIVE_LANES) most = max((Native)load_native(sums + i), most);
         return highest(most);
     }
-    float best = sums[0];
-    for (int i = 1; i < matrix.outputs - output; i++) best = sums[i] > best ? sums[i] : best;
+    float best = -INFINITY;
+    for (int i = 0; i < matrix.outputs - output; i++) best = sums[i] > best ? sums[i] : best;
     return best;
 }
 
 template <class T>
 static void linear(Context& context, const Matrix& matrix, int rows, const float* x, const float* norm, float epsilon,
-                   float* result, int64_t* best) {
+                   float* result, int64_t* best, float* tops) {
     const size_t stride = padded(matrix.outputs, GROUP), groups = stride / GROUP;
     const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, norm, epsilon, matrix.words);
-    float* tops = best ? context.narrow.take<float>(rows * groups) : nullptr;
     multiply<T>(context, matrix, cells, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
         memcpy(result + row * stride + output, sums, GROUP * sizeof(float));

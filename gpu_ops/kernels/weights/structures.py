@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 18
+ABI = 19
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -153,9 +153,9 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_mlp_half", integer, [address, address, integer, address, address]),
         ("pontil_expert_half", integer, [address, address, integer, address, address]),
         ("pontil_layers", integer, [address, address, integer, address, address]),
-        ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
+        ("pontil_linear", None, [address, address, integer, address, address, number, address, address, address]),
         ("pontil_draw", None, [address]),
-        ("pontil_top_logits", None, [address, ctypes.c_int64, integer, integer, integer, address]),
+        ("pontil_top_logits", None, [address, ctypes.c_int64, address, address, integer, integer, integer, address]),
         ("pontil_multiply_adds", ctypes.c_int64, [address, integer, ctypes.c_int64]),
         ("pontil_read", None, [address, address, ctypes.c_int64]),
     ):

@@ -27,6 +27,7 @@ from pontil.gpu_ops.draws.top_logits import top_logits
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.draws import top_logits as top_logits_by
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.engine.sampling.logit_entries import (
     NO_EDITS,
     LogitEdits,
@@ -95,29 +96,30 @@ def sample_rows(
     logits: Tensor,
     sequences: list[Sequence],
     drafts: abc.Sequence[tuple[int, ...]] | None = None,
-    highest: Tensor | None = None,
+    ranked: RankedRows | None = None,
     kernels: KernelLibrary | None = None,
 ) -> list[Sampled]:
     """Sample from logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for
-    each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest`
-    is the result of `greedy` for them, where it is known. With `kernels` draws are faster, and the same."""
-    return sample_planned(
-        plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1]), logits, highest, kernels
-    )
+    each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `ranked`
+    is what is known of their highest logits. With `kernels` draws are faster, and the same."""
+    plan = plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1])
+    return sample_planned(plan, logits, ranked, kernels)
 
 
 def sample_planned(
-    plan: DrawPlan, logits: Tensor, highest: Tensor | None = None, kernels: KernelLibrary | None = None
+    plan: DrawPlan, logits: Tensor, ranked: RankedRows | None = None, kernels: KernelLibrary | None = None
 ) -> list[Sampled]:
     """Sample as planned: all tokens before those that are drawn are known now."""
     edited_logits, dead = logits, NOT_DEAD
     if plan.edits_logits:
         edits, dead = plan.edits()
         edited_logits = edits.moved(lambda tensor: tensor.to(logits.device)).apply(logits)
-    ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest if edited_logits is logits else None, kernels)
+    highest = ranked.highest if ranked is not None and edited_logits is logits else None
+    ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
     tokens = dict(zip(ordered_draws, ids.tolist(), strict=True))
-    logprobs_of = partial(logprobs_of_draws, logits, tokens=tokens, kernels=kernels)
+    groups = None if ranked is None else ranked.groups
+    logprobs_of = partial(logprobs_of_draws, logits, tokens=tokens, groups=groups, kernels=kernels)
     return plan.results(ordered_draws, ids, tokens, dead, logprobs_of)
 
 
@@ -256,23 +258,29 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
 
 
 def logprobs_of_draws(
-    logits: Tensor, draws: list[Draw], tokens: dict[Draw, int], kernels: KernelLibrary | None
+    logits: Tensor, draws: list[Draw], tokens: dict[Draw, int], groups: Tensor | None, kernels: KernelLibrary | None
 ) -> dict[Draw, TokenLogprobs]:
     asking = [draw for draw in draws if draw.sequence.params.logprobs is not None]
     named_draws = [draw for draw in asking if draw.sequence.params.logprob_token_ids]
     likely_draws = [draw for draw in asking if not draw.sequence.params.logprob_token_ids]
     logprobs = likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
     stating_draws = [draw for draw in draws if draw.sequence.params.top_logits]
-    return with_top_logits(logprobs, top_logits_of(logits, stating_draws, kernels))
+    return with_top_logits(logprobs, top_logits_of(logits, stating_draws, groups, kernels))
 
 
-def top_logits_of(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | None) -> dict[Draw, bytes]:
+def top_logits_of(
+    logits: Tensor, draws: list[Draw], groups: Tensor | None, kernels: KernelLibrary | None
+) -> dict[Draw, bytes]:
     if not draws:
         return {}
-    some, row = rows_of(logits, draws)
     most = max(draw.sequence.params.top_logits for draw in draws)
-    rows = top_logits(some, most) if kernels is None else top_logits_by(kernels, some, most)
-    return stated(rows.numpy(), draws, row.tolist())
+    if kernels is None:
+        some, row = rows_of(logits, draws)
+        return stated(top_logits(some, most).numpy(), draws, row.tolist())
+    numbers = list(dict.fromkeys([draw.row for draw in draws]))
+    places = {number: place for place, number in enumerate(numbers)}
+    rows = top_logits_by(kernels, logits, numbers, most, groups)
+    return stated(rows.numpy(), draws, [places[draw.row] for draw in draws])
 
 
 def stated(rows: Any, draws: Iterable[Draw], places: Iterable[int]) -> dict[Draw, bytes]:

@@ -18,6 +18,7 @@ from pontil.gpu_ops.kv.attention import (
     PromptAttention,
     PromptSpan,
 )
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance, measure, same_on_one_thread
 from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
@@ -104,8 +105,8 @@ class TileRunner:
         for start in range(0, len(plan.recorded), HEAD_ROWS):
             yield self.project(hidden[self.tensor(plan.recorded[start : start + HEAD_ROWS])])
 
-    def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits of the drawn rows, and the id of each row's highest one where the model returns it."""
+    def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, RankedRows | None]:
+        """Logits of the drawn rows, and which of them are the highest where the model returns it."""
         drawn_hidden = hidden if len(plan.drawn) == len(plan.rows) else hidden[self.tensor(plan.drawn)]
         if self.model.kernels is not None:
             return self.model.ranked_logits(drawn_hidden)
