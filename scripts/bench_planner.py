@@ -6,9 +6,10 @@
 Each configuration is predicted from the profile before it is launched. It then has the same load so many times: the
 same requests at the same moments, with other prompts. A figure's median over these counts, and its spread is half the
 distance of their least and greatest. A prediction is good within the goal of its figure, or within twice the spread:
-that cannot be told from noise. Where other programs took more than --others of the cores, a run is repeated, for up to
---patience seconds a configuration; the table says how much they took at most. Rows of configurations that the file
---rows has already are not measured again: a run that was broken off goes on. --cases measures some configurations only.
+that cannot be told from noise. Where other programs took more than --others of the cores, or a core was more than
+--slow times as slow as it can be (that of a virtual machine may be half of one), a run is repeated, for up to
+--patience seconds a configuration; the table says what was left of both. Rows of configurations that the file --rows
+has already are not measured again: a run that was broken off goes on. --cases measures some configurations only.
 """
 
 import argparse
@@ -22,13 +23,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+from machine_watch import Disturbance, MachineWatch, SpeedProbe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,7 +47,7 @@ SHORT_NAMES = dict(zip(GOALS, ("tokens/s", "ms per token", "first token p50", "f
 SCORE, AS_GOOD = "e2e_ms_median", 0.02
 CORES, VOCABULARY, LONGEST, TIMEOUT = 2, 40_000, 2048, 120.0
 # A look at how much others take, and a pause before the next try.
-LOOK, PAUSE = 0.5, 2.0
+LOOK, PAUSE = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,13 @@ TURNS = "--lengths CSV"
 LOADS = {
     "1 stream": CaseLoad(f"--concurrency 1 {SHORT}", 6),
     "8 streams": CaseLoad(f"--concurrency 8 {SHORT}", 40),
-    "2/s": CaseLoad(f"--request-rate 2 {SHORT}", 24),
+    "2/s": CaseLoad(f"--request-rate 2 {SHORT}", 16),
     "5/s": CaseLoad(f"--request-rate 5 {SHORT}", 40),
     "8.5/s": CaseLoad(f"--request-rate 8.5 {SHORT}", 60),
     "2 long streams": CaseLoad(f"--concurrency 2 {LONG}", 10),
     "4 streams of turns": CaseLoad(f"--concurrency 4 {TURNS}", 36),
     "turns again": CaseLoad(f"--concurrency 2 {TURNS}", 36),
-    "2/s, one dies": CaseLoad(f"--request-rate 2 {SHORT}", 24, "mixed"),
+    "2/s, one dies": CaseLoad(f"--request-rate 2 {SHORT}", 20, "mixed"),
 }
 EACH = ("1 mixed", "2 mixed", "1P1D")
 SETS = {
@@ -126,37 +127,11 @@ def write_turns(path: Path) -> Path:
     return path
 
 
-class MachineWatch:
-    """Says how many cores other programs used since it was made."""
-
-    def __init__(self, launch: ProfiledLaunch) -> None:
-        self.launch, self.begun = launch, time.monotonic()
-        self.all, self.own = busy_seconds(), self.own_seconds()
-
-    def own_seconds(self) -> float:
-        root = psutil.Process(self.launch.process.pid)
-        seconds = float(sum(psutil.Process().cpu_times()[:2]))
-        for one in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                seconds += sum(one.cpu_times()[:2])
-        return seconds
-
-    def others(self) -> float:
-        used = busy_seconds() - self.all - (self.own_seconds() - self.own)
-        return max(0.0, used / (time.monotonic() - self.begun))
-
-
-def busy_seconds() -> float:
-    """Return the seconds that all cores were busy so far, or taken by another machine of the host."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
-
-
 class PlannerBench:
     """The measurements of a command line."""
 
-    def __init__(self, given: argparse.Namespace, turns: Path) -> None:
-        self.given, self.turns = given, turns
+    def __init__(self, given: argparse.Namespace, turns: Path, probe: SpeedProbe) -> None:
+        self.given, self.turns, self.probe = given, turns, probe
         self.rows: list[dict[str, Any]] = []
         if given.rows is not None and given.rows.exists():
             self.rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
@@ -176,8 +151,8 @@ class PlannerBench:
                 target = BenchTarget(launch.url, self.given.model)
                 asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
                 for load in loads:
-                    seen, others = self.seen(launch, target, LOADS[load])
-                    self.keep(name, load, predicted[load], seen, others)
+                    seen, worst = self.seen(launch, target, LOADS[load])
+                    self.keep(name, load, predicted[load], seen, worst)
 
     def predict(self, topology: Topology, load: CaseLoad) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
@@ -191,27 +166,30 @@ class PlannerBench:
         row: Figures = json.loads(done.stdout.splitlines()[0])
         return row
 
-    def seen(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad) -> tuple[list[Figures], float]:
-        """Return the figures of each run, and the most that others took in one of them."""
-        until, made, others = time.monotonic() + self.given.patience, list[Figures](), 0.0
+    def seen(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad) -> tuple[list[Figures], Disturbance]:
+        """Return the figures of each run, and how much the worst of them was disturbed."""
+        until, made, worst = time.monotonic() + self.given.patience, list[Figures](), Disturbance()
         for number in range(1, self.given.repeats + 1):
-            tries = list[tuple[float, Figures]]()
-            while not tries or (tries[-1][0] > self.given.others and time.monotonic() < until):
+            tries = list[tuple[Disturbance, Figures]]()
+            while not tries or (not self.is_quiet(tries[-1][0]) and time.monotonic() < until):
                 self.wait_for_quiet(launch, until)
-                watch = MachineWatch(launch)
+                watch = MachineWatch(launch.process.pid, self.probe)
                 questions = self.questions(load, number + 100 * len(tries), launch)
                 figures = asyncio.run(one_run(target, questions, load))
-                tries.append((watch.others(), figures))
-            taken, figures = min(tries, key=lambda one: one[0])
+                tries.append((watch.seen(), figures))
+            disturbance, figures = min(tries, key=lambda one: one[0].size)
             made.append(figures)
-            others = max(others, taken)
-        return made, others
+            worst = worst.with_worst(disturbance)
+        return made, worst
+
+    def is_quiet(self, seen: Disturbance) -> bool:
+        return bool(seen.others <= self.given.others and seen.slowness <= self.given.slow)
 
     def wait_for_quiet(self, launch: ProfiledLaunch, until: float) -> None:
         while time.monotonic() < until:
-            watch = MachineWatch(launch)
+            watch = MachineWatch(launch.process.pid, self.probe)
             time.sleep(LOOK)
-            if watch.others() <= self.given.others:
+            if self.is_quiet(watch.seen()):
                 return
             time.sleep(PAUSE)
 
@@ -227,8 +205,10 @@ class PlannerBench:
                 kill_first(launch, load.kills)
             yield question
 
-    def keep(self, topology: str, load: str, predicted: Figures, seen: Sequence[Figures], others: float) -> None:
-        row: dict[str, Any] = {"topology": topology, "load": load, "others": round(others, 3)}
+    def keep(self, topology: str, load: str, predicted: Figures, seen: Sequence[Figures], worst: Disturbance) -> None:
+        row: dict[str, Any] = {"topology": topology, "load": load}
+        row |= {name: round(value, 3) for name, value in asdict(worst).items()}
+        row["quiet"] = self.is_quiet(worst)
         row["failures"] = sum(one["failures"] for one in seen)
         for name in (*GOALS, SCORE):
             values = [one[name] for one in seen]
@@ -298,17 +278,29 @@ def report(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
     """Return the table in Markdown, and what it says where predictions are wrong."""
     about = json.loads(Path(profile).read_text())["about"]
     lines = [f"Predicted / measured (error) of {about['model']} on {about['processor']}, {about['kernels']}.", ""]
-    lines += ["| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | others |", "|---" * (len(GOALS) + 3) + "|"]
+    lines += ["| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | others | slow |"]
+    lines.append("|---" * (len(GOALS) + 4) + "|")
     for row in rows:
         figures = [str(Compared.of(row, name)) for name in GOALS]
-        lines.append(f"| {row['topology']} | {row['load']} | {' | '.join(figures)} | {row['others']:.0%} |")
-    lines += ["", "| figure | goal | within it or the noise | median error | worst |", "|---|---|---|---|---|"]
+        disturbed = f"{row['others']:.2f} | {row['slowness']:.2f}"
+        lines.append(f"| {row['topology']} | {row['load']} | {' | '.join(figures)} | {disturbed} |")
+    quiet = [row for row in rows if row["quiet"]]
+    lines += ["", f"{len(quiet)} of {len(rows)} configurations were measured without others and on fast cores.", ""]
+    lines += ["| figure | goal | within it or the noise | of quiet ones | median error | worst |"]
+    lines += ["|---|---|---|---|---|---|"]
     for name, goal in GOALS.items():
         some = {f"{row['topology']}, {row['load']}": Compared.of(row, name) for row in rows}
+        good_quiet = sum(Compared.of(row, name).is_good for row in quiet)
         good = sum(one.is_good for one in some.values())
         worst = max(some, key=lambda case: abs(some[case].error))
         middle = statistics.median(abs(one.error) for one in some.values())
-        cells = (SHORT_NAMES[name], f"{goal:.0%}", f"{good} of {len(some)}", f"{middle:.1%}")
+        cells = (
+            SHORT_NAMES[name],
+            f"{goal:.0%}",
+            f"{good} of {len(some)}",
+            f"{good_quiet} of {len(quiet)}",
+            f"{middle:.1%}",
+        )
         lines.append(f"| {' | '.join(cells)} | {some[worst].error:+.0%} ({worst}) |")
     found = list(best_found(rows))
     if found:
@@ -326,11 +318,16 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append to it, and leave out what it has")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
     parser.add_argument("--others", type=float, default=0.1, metavar="CORES", help="the most that others may use")
+    parser.add_argument("--slow", type=float, default=1.06, metavar="TIMES", help="how slow a core may be")
     parser.add_argument("--patience", type=float, default=20.0, metavar="SECONDS")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        bench = PlannerBench(given, write_turns(Path(folder) / "turns.csv"))
-        bench.measure()
+        speed = SpeedProbe(Path(folder) / "speed")
+        try:
+            bench = PlannerBench(given, write_turns(Path(folder) / "turns.csv"), speed)
+            bench.measure()
+        finally:
+            speed.close()
     lines = report(bench.rows, given.profile)
     print("\n".join(lines))
     if given.markdown is not None:

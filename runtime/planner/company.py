@@ -6,7 +6,6 @@ import json
 import select
 from collections import defaultdict
 from collections.abc import Callable
-from statistics import median
 from typing import TextIO
 
 from pontil.runtime.planner.device_profile import CompanyTimes
@@ -22,7 +21,8 @@ ROUNDS = 3
 
 
 def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> CompanyTimes:
-    """Measure steps of both kinds while another process does what `have_other` is told."""
+    """Measure steps of both kinds while another process does what `have_other` is told. The least times count: what
+    the rest of a machine does only adds."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for other in (DECODE, PROMPT, HOST):
@@ -31,7 +31,7 @@ def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> Comp
                 for kind in STEPS:
                     found[kind, doing] += seconds_of(meter, kind)
     have_other(REST)
-    times = {key: median(some) for key, some in found.items()}
+    times = {key: min(some) for key, some in found.items()}
     slower = {f"{kind}_{other}": times[kind, other] / times[kind, REST] for kind, other in times if other != REST}
     return CompanyTimes(**{name: round(max(1.0, factor), 4) for name, factor in slower.items()})
 

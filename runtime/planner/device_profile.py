@@ -66,15 +66,16 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Milliseconds of a host's own work: of a worker for a turn and for each row of it, besides the step; of a proxy
-    for a request, for an event of a stream, and for a token of a prompt; of `pontil bench` for the same. And the
-    seconds of a launch's start."""
+    """Milliseconds of a host's own work: of a worker for a turn, for each row of it and each token of a prompt,
+    besides the step; of a proxy for a request, for an event of a stream, and for a token of a prompt; of `pontil
+    bench` for the same. And the seconds of a launch's start."""
 
     worker_turn: float
     worker_row: float
     proxy_request: float
     proxy_event: float
     start_seconds: float
+    worker_token: float = 0.0
     proxy_token: float = 0.0
     client_request: float = 0.0
     client_event: float = 0.0

@@ -38,7 +38,7 @@ def questions(load: ProfileLoad) -> Iterator[Asked]:
 
 def replayed(profile: DeviceProfile) -> list[ReplayedLoad]:
     """Put all loads on a worker that takes no time besides its steps. This process has a virtual world."""
-    host = replace(profile.host, worker_turn=0.0, worker_row=0.0)
+    host = replace(profile.host, worker_turn=0.0, worker_row=0.0, worker_token=0.0)
     model, found = planned_model(replace(profile, host=host)), list[ReplayedLoad]()
     for load in LOADS:
         site = PlannedSite(PlannedTopology(0, 0, 1, "never"), model, 0)
@@ -48,7 +48,6 @@ def replayed(profile: DeviceProfile) -> list[ReplayedLoad]:
         engine: Any = worker.worker.machine.engine
         process.turn, engine.step = turns.timed(worker.turn), steps.timed(engine.step)
         PlannedTrial(site, PlannedLoad(load.requests, load.streams), questions(load)).run()
-        rows = load.requests * load.tokens
-        found.append(ReplayedLoad(worker.runner.busy, steps.calls, rows, turns.seconds - steps.seconds))
+        found.append(ReplayedLoad(worker.runner.busy, steps.calls, turns.seconds - steps.seconds))
         site.close()
     return found

@@ -73,7 +73,7 @@ class CostedRunner:
     def __init__(self, process: CoreProcess, place: WorkerPlace, model: PlannedModel, pool: BlockPool) -> None:
         self.process, self.world, self.place = process, process.world, place
         self.model, self.pool = model, pool
-        self.costs, self.row_seconds = model.costs, model.profile.host.worker_row / 1e3
+        self.costs, self.host = model.costs, model.profile.host
         self.busy, self.most_blocks = 0.0, 0
 
     def launch(self, batch: Batch) -> Launched:
@@ -84,7 +84,8 @@ class CostedRunner:
         sampling = [span.sequence for span in batch.spans if span.samples]
         sampled = [Sampled(one, choice, [TOKEN], 1, []) for one in sampling for choice in one.choices]
         work = StepWork.of(batch.spans)
-        alone = self.costs.step(work) + self.row_seconds * len(sampled)
+        beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
+        alone = self.costs.step(work) + beside / 1e3
         kind = PROMPT if work.tokens else DECODE
         seconds = self.place.cores.compute(self.process, self.place.number, kind, alone)
         self.world.spend(seconds)

@@ -15,20 +15,21 @@ class ProfileLoad(NamedTuple):
 
 
 class ReplayedLoad(NamedTuple):
-    """A load in virtual time, on a worker that takes no time but for its steps: their seconds, their number, the rows
-    of all of them, and what this machine's processor took for all that is no step."""
+    """A load in virtual time, on a worker that takes no time but for its steps: their seconds, their number, and what
+    this machine's processor took for all that is no step."""
 
     step_seconds: float
     steps: int
-    rows: int
     seconds: float
 
 
 # Loads of one stream, of many requests, many events, and long prompts. Two of them differ in one size only, but for
 # the streams.
 ALONE, REQUESTS = ProfileLoad(1, 4, 64, 32), ProfileLoad(4, 64, 4, 32)
-EVENTS, PROMPTS = ProfileLoad(8, 16, 64, 32), ProfileLoad(4, 24, 4, 512)
+EVENTS, PROMPTS = ProfileLoad(8, 16, 64, 32), ProfileLoad(4, 12, 4, 512)
 LOADS = (ALONE, REQUESTS, EVENTS, PROMPTS)
+# Times that three unknown ones are solved for in turn.
+TURNS = 50
 
 
 def solved(seconds: Sequence[float]) -> tuple[float, float, float]:
@@ -40,14 +41,27 @@ def solved(seconds: Sequence[float]) -> tuple[float, float, float]:
     return max(0.0, each[REQUESTS] - event * REQUESTS.tokens - token * REQUESTS.prompt), event, token
 
 
-def turn_and_row(replayed: Sequence[ReplayedLoad], seconds: Sequence[float] | None) -> tuple[float, float]:
-    """Return the seconds of a worker's turn, and of a row in it, besides the step: from the `seconds` that the launch's
-    worker took for each load, or without these from those of the worker in virtual time."""
-    points = list[tuple[float, float]]()
-    for place in (LOADS.index(ALONE), LOADS.index(EVENTS)):
-        one = replayed[place]
-        rest = one.seconds if seconds is None else seconds[place] - one.step_seconds
-        points.append((one.rows / one.steps, rest / one.steps))
-    (few, less), (many, more) = points
-    row = max(0.0, (more - less) / (many - few))
-    return max(0.0, less - row * few), row
+class WorkerTimes(NamedTuple):
+    """The seconds of a worker besides its steps: of a turn, of each row, and of each token of a prompt."""
+
+    turn: float
+    row: float
+    token: float
+
+
+def worker_times(replayed: Sequence[ReplayedLoad], seconds: Sequence[float] | None) -> WorkerTimes:
+    """Return the times of a worker, from the `seconds` that the launch's one took for each load, or without these from
+    those of the worker in virtual time."""
+    rest = [one.seconds for one in replayed]
+    if seconds is not None:
+        rest = [all_seconds - one.step_seconds for all_seconds, one in zip(seconds, replayed, strict=True)]
+    each = {load: one / made.steps for load, one, made in zip(LOADS, rest, replayed, strict=True)}
+    rows = {load: load.requests * load.tokens / made.steps for load, made in zip(LOADS, replayed, strict=True)}
+    prompts = {load: load.requests * load.prompt / made.steps for load, made in zip(LOADS, replayed, strict=True)}
+    turn = row = token = 0.0
+    for _ in range(TURNS):
+        alone, events = each[ALONE] - token * prompts[ALONE], each[EVENTS] - token * prompts[EVENTS]
+        row = max(0.0, (events - alone) / (rows[EVENTS] - rows[ALONE]))
+        turn = max(0.0, alone - row * rows[ALONE])
+        token = max(0.0, (each[PROMPTS] - turn - row * rows[PROMPTS]) / prompts[PROMPTS])
+    return WorkerTimes(turn, row, token)

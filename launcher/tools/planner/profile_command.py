@@ -20,7 +20,7 @@ from pontil.launcher.plan.topology import plan
 from pontil.launcher.tools.bench.extra import require
 from pontil.launcher.tools.planner.companion import be_companion, companion
 from pontil.runtime.errors import PontilError
-from pontil.runtime.planner.profile_loads import ReplayedLoad, turn_and_row
+from pontil.runtime.planner.profile_loads import ReplayedLoad, worker_times
 
 # The rest is imported where it is used: no other command needs asyncio.
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def measured(config: dict[str, Any], rounds: int, launch: "LaunchTimes", others:
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     tell("a worker's turns")
-    turn, row = turn_and_row(replayed(made), launch.worker)
-    host = replace(launch.host, worker_turn=round(1e3 * turn, 4), worker_row=round(1e3 * row, 4))
-    return replace(made, host=host).text()
+    turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launch.worker))
+    return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
 
 
 def replayed(profile: "DeviceProfile") -> list[ReplayedLoad]:

@@ -29,6 +29,8 @@ ENDS_WITHIN = 60.0
 SILENCE_WITHIN = 300.0
 # Token ids that every vocabulary has.
 VOCABULARY = 250
+# Runs of each load.
+RUNS = 3
 # Lines of a launch's log that say why it failed.
 LAST_LINES = 5
 
@@ -102,22 +104,28 @@ def launch_times(launch: ProfiledLaunch, model: str, worker: Mapping[str, Any]) 
     """Put all loads on a launch that nobody else uses, with a worker of this configuration. Raises LaunchError."""
     target = BenchTarget(launch.url, model)
     seconds_of(launch, target, ProfileLoad(1, 1, 1, 32))
-    proxy, workers, client = zip(*(seconds_of(launch, target, load) for load in LOADS), strict=True)
+    proxy, workers, client = zip(*(least_of(launch, target, load) for load in LOADS), strict=True)
     (request, event, token), asked = (
         (1e3 * one for one in solved(proxy)),
         [round(1e3 * one, 5) for one in solved(client)],
     )
-    host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), launch.start, round(token, 5), *asked)
+    host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), launch.start, 0.0, round(token, 5), *asked)
     # Other threads, and a GPU, take time of their own.
     is_alone = worker["device"] == "cpu" and len(worker["cores"]) == 1
     return LaunchTimes(host, workers if is_alone else None)
+
+
+def least_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, ...]:
+    """Return the least processor times of some runs of a load: what the rest of a machine does only adds."""
+    return tuple(map(min, zip(*(seconds_of(launch, target, load) for _ in range(RUNS)), strict=True)))
 
 
 def seconds_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, float, float]:
     """Return the processor time for a load: of the proxy, the worker, and the client, which is this process. Raises
     LaunchError."""
     before = launch.seconds_of(PROXY), launch.seconds_of(WORKER), time.process_time()
-    questions = fixed(load.prompt, load.tokens, VOCABULARY, seed=LOADS.index(load) if load in LOADS else len(LOADS))
+    # Of several runs no two have a prompt in common.
+    questions = fixed(load.prompt, load.tokens, VOCABULARY, seed=time.monotonic_ns())
     made = asyncio.run(BenchRun(target, questions, load.requests, SILENCE_WITHIN).run(Load(concurrency=load.streams)))
     after = launch.seconds_of(PROXY), launch.seconds_of(WORKER), time.process_time()
     if made.failures:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from pontil.runtime.planner.profile_loads import LOADS, ReplayedLoad, solved, turn_and_row
+from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, ReplayedLoad, solved, worker_times
 
 
 def test_loads_tell_the_times_of_a_request_an_event_and_a_token() -> None:
@@ -15,19 +15,26 @@ def test_noise_makes_no_time_negative() -> None:
     assert solved([0.0, 1.0, 0.1, 0.1]) == pytest.approx((1 / 64, 0.0, 0.0))
 
 
-def replayed(turn: float, row: float) -> list[ReplayedLoad]:
-    """Return loads of some steps each, beside which this process took these times for a step and a row."""
-    counts = [(load.requests * load.tokens, max(1, load.streams - 1)) for load in LOADS]
-    return [ReplayedLoad(rows / 10, rows // each, rows, rows // each * turn + rows * row) for rows, each in counts]
+def took(load: ProfileLoad, steps: int, turn: float, row: float, token: float) -> float:
+    return steps * turn + load.requests * (load.tokens * row + load.prompt * token)
 
 
-def test_the_time_of_a_turn_and_a_row_is_what_the_launch_took_beside_its_steps() -> None:
-    loads = replayed(0.01, 0.02)
-    assert turn_and_row(loads, None) == pytest.approx((0.01, 0.02))
-    seconds = [one.step_seconds + one.steps * 0.003 + one.rows * 0.0005 for one in loads]
-    assert turn_and_row(loads, seconds) == pytest.approx((0.003, 0.0005))
+def replayed(turn: float, row: float, token: float) -> list[ReplayedLoad]:
+    """Return loads of some steps each, beside which this process took such times."""
+    counts = [(load, load.requests * load.tokens // max(1, load.streams - 1)) for load in LOADS]
+    return [ReplayedLoad(steps / 10, steps, took(load, steps, turn, row, token)) for load, steps in counts]
+
+
+def test_the_times_of_a_worker_are_what_the_launch_took_beside_its_steps() -> None:
+    loads = replayed(0.01, 0.02, 0.0001)
+    assert worker_times(loads, None) == pytest.approx((0.01, 0.02, 0.0001))
+    seconds = [
+        one.step_seconds + took(load, one.steps, 0.003, 0.0005, 0.0002) for load, one in zip(LOADS, loads, strict=True)
+    ]
+    assert worker_times(loads, seconds) == pytest.approx((0.003, 0.0005, 0.0002))
 
 
 def test_a_launch_that_took_less_than_its_steps_has_no_other_time() -> None:
-    loads = replayed(0.01, 0.02)
-    assert turn_and_row(loads, [one.step_seconds / 2 for one in loads]) == (0.0, 0.0)
+    loads = replayed(0.01, 0.02, 0.0)
+    times = worker_times(loads, [one.step_seconds / 2 for one in loads])
+    assert min(times) >= 0.0 and times == pytest.approx((0.0, 0.0, 0.0), abs=1e-12)
