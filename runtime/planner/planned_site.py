@@ -4,7 +4,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import tokenizers
 
@@ -12,7 +12,8 @@ from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.planner.device_profile import DeviceProfile
-from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker
+from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker, WorkerPlace
+from pontil.runtime.planner.shared_cores import OwnCores, SharedCores
 from pontil.runtime.planner.step_costs import StepCosts
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -66,8 +67,9 @@ class QuietWorld(VirtualWorld):
 class PlannedProxy(LoopProcess):
     """The process of the proxy."""
 
-    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer, cores: OwnCores) -> None:
         super().__init__(world, "proxy")
+        self.cores = cores
         self.proxy = self.do(lambda: self.make(config, tokenizer))
 
     def make(self, config: ProxyConfig, tokenizer: Tokenizer) -> Proxy:
@@ -76,6 +78,11 @@ class PlannedProxy(LoopProcess):
         proxy.start()
         return proxy
 
+    def work(self, seconds: float) -> None:
+        """Spend what this work takes on the cores."""
+        now = self.world.now()
+        self.world.spend(self.cores.serve(now, seconds) - now)
+
 
 def plain_tokenizer() -> Tokenizer:
     """Return a tokenizer whose tokens are all alike: no text of a plan is read."""
@@ -83,9 +90,10 @@ def plain_tokenizer() -> Tokenizer:
     return Tokenizer(Vocabulary(lambda: backend, (b"a",) * TOKENS, {}, frozenset(), {}, (), None))
 
 
-def planned_model(profile: DeviceProfile) -> PlannedModel:
-    tokenizer = plain_tokenizer()
-    return PlannedModel(profile, StepCosts(profile.times), tokenizer, GrammarCompiler(tokenizer, TOKENS))
+def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:
+    """Return a model of a profile on a `machine`: the last fields of a PlannedModel."""
+    tokenizer, costs = plain_tokenizer(), StepCosts(profile.times)
+    return PlannedModel(profile, costs, tokenizer, GrammarCompiler(tokenizer, TOKENS), **machine)
 
 
 class PlannedSite:
@@ -96,8 +104,14 @@ class PlannedSite:
         world = self.world = QuietWorld(seed)
         enter(world)
         world.network.jitter = JITTER
-        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
-        self.workers = [PlannedWorker(world, config, model) for config in self.worker_configs]
+        each = model.profile.about.cores
+        shared = model.cores and SharedCores(world, model.cores, each, model.profile.company)
+        self.cores = shared or OwnCores()
+        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer, self.cores)
+        self.workers = [
+            PlannedWorker(world, config, model, WorkerPlace(number, self.cores))
+            for number, config in enumerate(self.worker_configs)
+        ]
 
     @property
     def proxy_config(self) -> ProxyConfig:
@@ -128,8 +142,8 @@ class PlannedSite:
         self.world.after(self.model.profile.host.start_seconds, self.begin_again, place)
 
     def begin_again(self, place: int) -> None:
-        config = self.workers[place].loop.sockets.config
-        self.workers[place] = PlannedWorker(self.world, config, self.model)
+        before = self.workers[place]
+        self.workers[place] = PlannedWorker(self.world, before.loop.sockets.config, self.model, before.place)
         self.world.after(NOTICED_AFTER, self.tell_table)
 
     def tell_table(self) -> None:

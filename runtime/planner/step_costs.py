@@ -34,6 +34,12 @@ class Curve:
         (few, less), (many, more) = points[after - 1 : after + 1]
         return max(0.0, less + (more - less) * (size - few) / (many - few))
 
+    @property
+    def growth(self) -> float:
+        """The seconds of one more on average, from the first measured size to the last."""
+        (few, less), (many, more) = self.points[0], self.points[-1]
+        return (more - less) / (many - few) if many > few else less / max(1.0, few)
+
 
 def fitted(points: Iterable[Point]) -> tuple[Curve, float]:
     """Fit `seconds = curve(size) + slope * reads` to points (size, reads, seconds): the slope is the one with the least

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.errors import PontilError
+from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
@@ -14,6 +15,7 @@ from pontil.runtime.sampling_params import SamplingParams
 
 # Seconds from a client to the proxy, and back.
 WAY = 0.1e-3
+MS = 1e-3
 # Virtual seconds without any request's end, after which those that are left have failed.
 SILENCE = 600.0
 UNENDED = f"it had no answer within {SILENCE:.0f} s"
@@ -63,8 +65,9 @@ class PlannedTrial:
 
     def __init__(self, site: PlannedSite, load: PlannedLoad, questions: Iterator[Asked]) -> None:
         self.site, self.world, self.load, self.questions = site, site.world, load, questions
-        host = site.model.profile.host
-        self.request_seconds, self.event_seconds = host.proxy_request / 1e3, host.proxy_event / 1e3
+        host = self.host = site.model.profile.host
+        self.event_seconds = host.proxy_event * MS
+        self.clients = PlannedClients(site.cores, host if site.model.has_clients else None)
         self.made = list[PlannedRequest]()
         self.began = self.ended_at = 0.0
         self.left = self.running = load.requests
@@ -93,14 +96,15 @@ class PlannedTrial:
             if self.load.kills is not None and self.left == self.load.requests // 2:
                 self.site.kill(self.load.kills)
             prompt, tokens = next(self.questions)
-            times = PlannedRequest(self.world.now() - self.began, len(prompt))
+            begun, leaves = self.clients.send(self.world.now(), len(prompt))
+            times = PlannedRequest(begun - self.began, len(prompt))
             self.made.append(times)
             self.ended_at = max(self.ended_at, self.world.time)
-            self.world.after(WAY, self.site.proxy.call, self.ask, times, prompt, tokens)
+            self.world.at(leaves + WAY, self.site.proxy.call, self.ask, times, prompt, tokens)
 
     def ask(self, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
         """Ask the proxy, in its event loop, as its HTTP routes do."""
-        self.world.spend(self.request_seconds)
+        self.site.proxy.work((self.host.proxy_request + self.host.proxy_token * len(prompt)) * MS)
         params = SamplingParams(max_tokens=tokens, seed=len(self.made), temperature=0.0, ignore_eos=True)
         try:
             stream = self.site.proxy.proxy.submit(Ticket(), Generation(list(prompt), params))
@@ -113,8 +117,8 @@ class PlannedTrial:
         """Take the tokens that have come, as one event."""
         count = sum(len(getattr(event, "ids", ())) for _, event in stream.drain())
         if count:
-            self.world.spend(self.event_seconds)
-            times.arrivals.append(self.world.now() + WAY - self.began)
+            self.site.proxy.work(self.event_seconds)
+            times.arrivals.append(self.clients.hear(self.world.now() + WAY) - self.began)
             times.tokens += count
         if stream.is_over:
             error = stream.error
@@ -124,9 +128,9 @@ class PlannedTrial:
     def end(self, times: PlannedRequest, failure: str | None) -> None:
         times.failure = failure
         self.running -= 1
-        self.ended_at = self.world.now() + WAY
+        self.ended_at = max(self.world.now() + WAY, self.clients.free_at)
         if self.load.rate is None:
-            self.world.after(WAY, self.send_next)
+            self.world.at(self.ended_at, self.send_next)
 
     def report(self) -> TrialReport:
         seconds, roles = max(self.ended_at - self.began, 1e-9), self.site.topology.roles

@@ -2,26 +2,50 @@
 """The command `plan`: what a launch would do under a load, from a profile."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.options.kv_tier_list import MEMORY, TierItem, kv_tiers
 from pontil.launcher.tools.bench.command import LIMIT, bench
+from pontil.runtime.config.readers import size
 
 if TYPE_CHECKING:
     from pontil.launcher.tools.bench.figures import Figures
     from pontil.runtime.planner.device_profile import DeviceProfile
     from pontil.runtime.planner.planned_site import PlannedTopology
+    from pontil.runtime.planner.profile_loads import ReplayedLoad
 
 # The options that describe a load and its limits, as `bench` has them.
 OF_BENCH = (
     "concurrency", "request_rate", "find_rate", "share", "ttft_limit", "tpot_limit", "itl_limit", "requests",
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
-MOST_WORKERS = 64
+MOST_WORKERS, MOST_CORES = 64, 1024
+
+
+def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return the callback of an option that may be left out and is read as `launch` reads it."""
+
+    def call(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}", ctx, param) from None
+
+    return call
+
+
+def tiers_in_memory(value: str) -> tuple[TierItem, ...]:
+    tiers = kv_tiers(value)
+    if any(tier.kind != MEMORY for tier in tiers):
+        raise ValueError("may be a tier in memory: the time of a disk is in no profile")
+    return tiers
+
+
 WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
 
 
@@ -50,8 +74,24 @@ WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKE
     show_default=True,
     help="Whether prefill and decode are split, as with `launch`.",
 )
-@click.option("--turn-times", is_flag=True, hidden=True)
-def plan(file: Path, model: str | None, turn_times: bool, **given: Any) -> int:
+@click.option(
+    "--cores",
+    type=click.IntRange(1, MOST_CORES),
+    metavar="COUNT",
+    help="All workers and the proxy share one machine with so many cores.",
+)
+@click.option("--clients-here", is_flag=True, help="Clients run on these cores too, as `bench` does beside a launch.")
+@click.option(
+    "--kv-cache-memory",
+    callback=read_by(size),
+    metavar="SIZE",
+    help="KV cache of each worker, as for `launch` (default: the profile's).",
+)
+@click.option(
+    "--kv-tier", callback=read_by(tiers_in_memory), metavar="memory:SIZE", help="A tier in memory, as for `launch`."
+)
+@click.option("--replay", is_flag=True, hidden=True)
+def plan(file: Path, model: str | None, replay: bool, **given: Any) -> int:
     """Predict what clients of a launch would see, as `bench` shows it, from the measured times of one device.
 
     The real proxy, scheduler, KV cache and handoff run in virtual time: another machine will do, and other work on it
@@ -63,8 +103,8 @@ def plan(file: Path, model: str | None, turn_times: bool, **given: Any) -> int:
     # Before anything else of pontil is imported that keeps a clock: this process has a virtual world from here on.
     install()
     profile = profile_of(file, model)
-    if turn_times:
-        click.echo(json.dumps(measured_turns(profile)))
+    if replay:
+        click.echo(json.dumps(replayed_loads(profile)))
         return 0
     return predict(profile, given)
 
@@ -75,6 +115,7 @@ def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
     from pontil.launcher.tools.planner.topology_search import candidates, ranked
 
     named = named_topology(given)
+    check_cores(profile, given)
     predictor = Predictor(profile, given)
     found = [predictor.rows(one) for one in ([named] if named else candidates(predictor, given["devices"]))]
     rows = [row for some in ranked(found, given["share"]) for row in some]
@@ -82,12 +123,12 @@ def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
     return 1 if any(row.get("failures") for row in rows) else 0
 
 
-def measured_turns(profile: "DeviceProfile") -> tuple[float, float]:
+def replayed_loads(profile: "DeviceProfile") -> "list[ReplayedLoad]":
     from pontil.launcher.tools.planner.prediction import enter_virtual_time
-    from pontil.runtime.planner.host_times import worker_times
+    from pontil.runtime.planner.host_times import replayed
 
     enter_virtual_time()
-    return worker_times(profile)
+    return replayed(profile)
 
 
 def profile_of(file: Path, model: str | None) -> "DeviceProfile":
@@ -121,6 +162,14 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
     if given["kill"] is not None and not made.roles[given["kill"]]:
         raise OptionError(f"--kill {given['kill']} needs a worker of that role: name some by --{given['kill']}.")
     return made if made.devices else None
+
+
+def check_cores(profile: "DeviceProfile", given: dict[str, Any]) -> None:
+    """Raise OptionError for cores that are not those of the workers."""
+    if given["clients_here"] and given["cores"] is None:
+        raise OptionError("--clients-here goes with --cores: say how many the machine has.")
+    if given["cores"] is not None and profile.about.device != "cpu":
+        raise OptionError(f"--cores is for workers on a processor, and the profile is of {profile.about.processor}.")
 
 
 def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:

@@ -2,11 +2,13 @@
 """The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
 
 import logging
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Any
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.options.kv_tier_list import MEMORY, bytes_of
 from pontil.launcher.tools.bench.bench import highest_rate
 from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
@@ -43,7 +45,12 @@ class Predictor:
         check_lengths(given["lengths"])
         self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
         try:
-            self.model = planned_model(profile)
+            self.model = planned_model(
+                with_memory(profile, given["kv_cache_memory"]),
+                cores=given["cores"],
+                has_clients=given["clients_here"],
+                tier_blocks=bytes_of(given["kv_tier"] or (), MEMORY) // profile.sizes.block_bytes,
+            )
         except ProfileError as error:
             raise OptionError(f"--profile: {error}.") from None
 
@@ -62,6 +69,18 @@ class Predictor:
         """Return the tokens of a prompt and of an answer on average."""
         asked = list(islice(self.make_questions(1), OPEN_LOOP))
         return fmean(len(one.prompt) for one in asked), fmean(one.tokens for one in asked)
+
+
+def with_memory(profile: DeviceProfile, size: int | None) -> DeviceProfile:
+    """Return a profile whose workers have so many bytes of KV cache. Raises ProfileError."""
+    if size is None:
+        return profile
+    sizes = profile.sizes
+    blocks = size // sizes.block_bytes
+    longest = min(sizes.max_model_len, (blocks - 1) * sizes.block_tokens)
+    if longest < 1:
+        raise ProfileError(f"its blocks of KV have {sizes.block_bytes} bytes, and two of them are more than was given")
+    return replace(profile, sizes=replace(sizes, blocks=blocks, max_model_len=longest))
 
 
 class PlannedTrials:

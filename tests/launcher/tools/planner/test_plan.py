@@ -17,7 +17,7 @@ from virtual_fork import in_virtual_time
 from pontil.launcher.cli import cli
 from pontil.launcher.tools.planner.plan_command import plan, predict
 from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
-from pontil.launcher.tools.planner.profiled_launch import launched, solved, words_of
+from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
 from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
 from pontil.runtime.planner.planned_site import PlannedTopology
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 def options(*words: str) -> dict[str, Any]:
     """Return the options of a command line, as the command gets them."""
     with plan.make_context("plan", ["--profile", "-", *words]) as context:
-        return {name: value for name, value in context.params.items() if name not in ("file", "model", "turn_times")}
+        return {name: value for name, value in context.params.items() if name not in ("file", "model", "replay")}
 
 
 def rows_of(given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,11 +111,6 @@ def test_what_breaks_first_is_the_limit_that_the_fewest_keep() -> None:
     assert first_to_break(row) == {"breaks_first": "tpot", "at_request_rate": 4.0, "busiest": "decode"}
 
 
-def test_two_loads_tell_the_time_of_a_request_and_of_an_event() -> None:
-    loads = ((4, 64, 4), 64 * (0.003 + 4 * 0.0002)), ((8, 16, 64), 16 * (0.003 + 64 * 0.0002))
-    assert solved(*loads) == pytest.approx((0.003, 0.0002))
-
-
 def test_flags_of_a_launch_are_words_again() -> None:
     given = {"model": "x", "prefix_caching": False, "deterministic": True, "max_num_seqs": None, "mixed": "cpu:0"}
     assert words_of(given) == ["--model", "x", "--no-prefix-caching", "--deterministic", "--mixed", "cpu:0"]
@@ -130,6 +125,10 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--prefill", "1"), "--prefill and --decode go together"),
         (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
         (("--mixed", "1", "--find-rate"), "--find-rate goes by limits"),
+        (("--mixed", "1", "--clients-here"), "--clients-here goes with --cores"),
+        (("--mixed", "1", "--kv-cache-memory", "much"), "must be a size like 2GiB"),
+        (("--mixed", "1", "--kv-cache-memory", "4KiB"), "two of them are more than was given"),
+        (("--mixed", "1", "--kv-tier", "disk:/tmp/x:1GiB"), "the time of a disk is in no profile"),
         (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
     ],
 )
