@@ -17,6 +17,7 @@ from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.http.vllm import adapters as routes
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers, stored_digest
+from pontil.runtime.proxy.metrics import class_metrics
 from pontil.runtime.receipts.statement import Receipt
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.compatibility import objection
@@ -49,6 +50,26 @@ def test_every_endpoint_takes_an_adapter_by_its_name(adapting: ScriptedSite, pat
         answer = adapting.ask("POST", path, {"model": name} | ASKED[path])
         assert (answer.status, answer.json["model"]) == (200, name), answer.body
         assert decode.submits.get(timeout=30).adapter == digest
+
+
+def test_metrics_count_each_adapter_and_a_bounded_number(
+    adapting: ScriptedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(name: str) -> tuple[float, float]:
+        series = ("pontil_adapter_requests_total", "pontil_adapter_tokens_total")
+        requests, tokens = (adapting.value(one, adapter=name) for one in series)
+        return requests, tokens
+
+    before = {name: counted(name) for name in ("sql", "team/law", class_metrics.OTHERS)}
+    body = {"model": "sql"} | ASKED["/v1/completions"]
+    usage = adapting.ask("POST", "/v1/completions", body).json["usage"]
+    adapting.complete(model=MODEL)
+    assert counted("sql") == (before["sql"][0] + 1, before["sql"][1] + usage["total_tokens"])
+    monkeypatch.setattr(class_metrics, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(adapting.proxy.metrics.classes.adapters, "names", {"sql"})
+    adapting.ask("POST", "/v1/completions", body | {"model": "team/law"})
+    assert counted("team/law") == before["team/law"]
+    assert counted(class_metrics.OTHERS)[0] == before[class_metrics.OTHERS][0] + 1
 
 
 def test_models_that_are_adapters_have_a_parent(adapting: ScriptedSite) -> None:
