@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
@@ -42,20 +42,15 @@ class ServedModel:
         another model's name."""
         if name is None or name == self.name:
             return None
-        hello = self.proxy.registry.generating.any_hello
-        digest = None if hello is None else hello.adapters.get(name)
-        if digest is not None:
+        if (digest := self.proxy.adapters.find(name)) is not None:
             return ChosenAdapter(name, digest)
-        if hello is None and name in self.proxy.config.adapter_names:
-            raise Unavailable("no worker is ready yet: try again in a moment")
         check_name(self.proxy.config, name, self.name, self.adapters)
         return None
 
     @property
     def adapters(self) -> Sequence[str]:
         """The names of the adapters that workers have, or will have."""
-        hello = self.proxy.registry.generating.any_hello
-        return self.proxy.config.adapter_names if hello is None else tuple(hello.adapters)
+        return self.proxy.adapters.names
 
     @property
     def described_adapters(self) -> list[dict[str, Any]]:

@@ -131,6 +131,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "log_level": options.log_level,
         "demands": plan_demands(options, workers, machine, graph),
         "others": plan_others(options, workers, graph),
+        "adapters": options.adapter_paths,
         "gpu_memory": free_gpu_memory(machine),
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)

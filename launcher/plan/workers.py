@@ -77,7 +77,7 @@ def check_adapters(options: LaunchOptions, graph: StagedModel | None) -> None:
     if options.adapter and graph is not None:
         raise OptionError("--adapter is for models of one stage: leave it out.")
     models = [served_name(options), *(served_text_name(options, role) for role in TEXT_MODELS)]
-    for name in (pair.partition("=")[0] for pair in options.adapter):
+    for name in options.adapter_paths:
         if name in models:
             raise OptionError(f"An adapter and a model are called {name}: give one of them another name.")
 
@@ -171,6 +171,8 @@ def plan_worker(
         raise OptionError(
             f"{name} has {divisions} devices joined by +, and --speculative-model is for workers of one: use commas."
         )
+    if divisions > 1 and options.adapter_memory is not None and role in GENERATING_ROLES:
+        raise OptionError(f"{name} has {divisions} devices joined by +, and --adapter-memory is for workers of one.")
     config = values_of(WorkerOptions, options) | {
         "deadlines": values_of(Deadlines, options),
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,

@@ -242,10 +242,6 @@ class ProxyConfig(ProxyOptions):
         return {role: name for role, name in names.items() if name is not None}
 
     @property
-    def adapter_names(self) -> tuple[str, ...]:
-        return tuple(pair.partition("=")[0] for pair in self.adapter)
-
-    @property
     def model_path(self) -> Path:
         return Path(self.model)
 

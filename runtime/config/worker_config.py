@@ -86,6 +86,13 @@ class WorkerOptions(SharedOptions):
         choice(*QUANTIZATIONS),
         "|".join(QUANTIZATIONS),
     )
+    adapter_memory: int | None = option(
+        MODEL,
+        None,
+        "Most memory of a worker's adapters; those used longest ago leave it, and are read again (default: any).",
+        size,
+        "SIZE",
+    )
     pooling: str = option(
         MODEL,
         "auto",
@@ -318,11 +325,6 @@ class WorkerConfig(WorkerOptions):
     def shares_experts(self) -> bool:
         """Return whether the experts of the model are on several workers."""
         return self.data_parallel_size > 1
-
-    @property
-    def adapter_paths(self) -> dict[str, Path]:
-        """The directories of the adapters, by their names."""
-        return {name: Path(path) for name, _, path in (pair.partition("=") for pair in self.adapter)}
 
     @property
     def model_path(self) -> Path:

@@ -16,11 +16,12 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
-from pontil.runtime.proxy.admission.in_flight import InFlight, SlowReaders
+from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
+from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
 from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
@@ -46,6 +47,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
+    AdapterState,
     AttemptTimes,
     Embedding,
     Failed,
@@ -102,12 +104,12 @@ class Proxy:
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
         self.moves = LeaseMoves(leases, self.try_at)
+        self.adapters = FleetAdapters(self.incarnation, self.registry, self.send, tuple(config.adapter_paths))
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )
-        self.slow_readers = SlowReaders(self.in_flight)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
         self.readiness = Readiness(
@@ -171,7 +173,7 @@ class Proxy:
         )
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
-            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.leases.came,
+            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.came,
             self.dispatcher.lookup.enabled,
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -189,6 +191,7 @@ class Proxy:
             AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
             LeaseState: LeaseFrames(self.leases, self.metrics).on_state,
             LeasesTold: self.leases.on_told,
+            AdapterState: self.adapters.on_state,
             **self.runs.handlers,
         }
         return MessageRouter(
@@ -201,6 +204,11 @@ class Proxy:
             self.in_flight.turn,
             self.admissions.dispatch,
         )
+
+    def came(self, message: Hello) -> None:
+        """Tell a worker that has registered what it is to know before its first request."""
+        self.leases.came(message)
+        self.adapters.tell_worker(message)
 
     def bind(self) -> str:
         """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
@@ -355,7 +363,7 @@ class Proxy:
             self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
-        self.slow_readers.tick()
+        self.in_flight.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()
         if malformed_count := self.link.new_malformed():

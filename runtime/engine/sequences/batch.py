@@ -83,8 +83,14 @@ class Batch:
         return pack(prompt_spans, prompt_rows, False) + pack(generated_spans, generated_rows, True)
 
     def mixed_tiles(self) -> list[Tile]:
-        """Tiles for kernels that are always batch-invariant: all positions together."""
-        return pack(list(self.spans), MIXED_ROWS, False)
+        """Tiles for kernels that are always batch-invariant: all positions together. In each, the rows of an adapter
+        are neighbours: those are multiplied together."""
+        tiles = pack(list(self.spans), MIXED_ROWS, False)
+        return [Tile(False, tuple(sorted(tile.spans, key=adapter_number))) for tile in tiles]
+
+
+def adapter_number(span: Span) -> int:
+    return span.sequence.prefix.adapter.number
 
 
 def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:

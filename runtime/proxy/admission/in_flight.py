@@ -48,7 +48,7 @@ class InFlight:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
-        self.turn = MessageTurn()
+        self.turn, self.slow_readers = MessageTurn(), SlowReaders(self)
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
             self.timelines.on_complete(log_slow, dispatcher.config.slow_log)

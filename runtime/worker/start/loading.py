@@ -2,7 +2,7 @@
 """Loading of a process's part of the model onto its device: the same for a worker of one process and for each rank."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,18 +20,20 @@ from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.shelf import Shelf
+from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
-from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.adapter import read_adapter
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -62,7 +64,7 @@ class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
     `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
     the pool that outlives this process, if one does, and `mapped` the file that has the weights. The model has these
-    `adapters`, by their names."""
+    `adapters`."""
 
     config: ModelConfig
     fingerprint: str
@@ -74,7 +76,7 @@ class ModelPart:
     lent_cores: LentCores | None
     kept: KeptPool | None = None
     mapped: MappedFile | None = None
-    adapters: Mapping[str, UsedAdapter] = field(default_factory=dict)
+    adapters: KnownAdapters = field(default_factory=KnownAdapters)
 
     def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
         """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
@@ -123,18 +125,29 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped, put_adapters(model, config.adapter_paths),
+        weights.shelf.mapped, put_adapters(model, config),
     )  # fmt: skip
 
 
-def put_adapters(model: Model, paths: Mapping[str, Path]) -> dict[str, UsedAdapter]:
-    """Read adapters and give them to a model, each under its number: the same on all ranks. Raises ModelError."""
-    found: dict[str, UsedAdapter] = {}
-    for number, (name, path) in enumerate(paths.items()):
-        adapter = read_adapter(path)
-        model.adapters.put(number, model.adapters.own(adapter.layers, f"the adapter {name}"))
-        found[name] = UsedAdapter(adapter.digest, number)
-    return found
+def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
+    """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
+    adapter = read_adapter(Path(directory))
+    return adapter.digest, adapters.made(adapter.own(adapters.shapes, source))
+
+
+def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
+    """Read adapters and give them to a model, each under its number: the same on all ranks. Of those that have no room
+    together the last ones are in memory. Raises AdapterError."""
+    known = KnownAdapters(config.adapter_memory)
+    for name, directory in config.adapter_paths.items():
+        digest, made = make_adapter(model.adapters, directory, f"the adapter {name}")
+        known.learn(name, digest, directory)
+        for one in known.room_for(f"the adapter {name}", made.nbytes, ()) or ():
+            model.adapters.remove(one.used.number)
+            one.is_loaded = False
+        made.put(known.by_digest[digest].used.number)
+        known.load(digest, made.nbytes)
+    return known
 
 
 def open_kept(

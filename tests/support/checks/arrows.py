@@ -174,7 +174,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker/start": {
         "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/draws", "gpu_ops/kernels",
-        "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/products",
+        "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/products",
         "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
@@ -201,9 +201,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/wire", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
-        "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes",
-        "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer",
-        "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "gpu_ops/parameters", "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine",
+        "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar",
+        "runtime/models", "runtime/receipts", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
@@ -306,9 +307,10 @@ ARROWS: dict[str, set[str]] = {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
     "http/vllm": {
-        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
-        "runtime/proxy/admission", "runtime/proxy/requests", "runtime/tokenizer",
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/openai/embeddings", "http/schema", "http/stream", "runtime", "runtime/accounting",
+        "runtime/grammar/processes", "runtime/probe/adapters", "runtime/proxy", "runtime/proxy/admission",
+        "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/routes": {
         "http/access", "http/anthropic", "http/batch", "http/intake", "http/ollama", "http/openai/chat",
