@@ -83,7 +83,8 @@ class TileRunner:
         media = plan.media
         if self.model.kernels is not None:
             angles, deep = (None, None) if media is None else (media.angles, media.deep)
-            tile = KernelTile(self.storage.tensor, self.paged(plan.spans), self.model.dtype, angles)
+            pool, spans = self.storage.tensor, self.paged(plan.spans)
+            tile = KernelTile(pool, spans, self.model.dtype, angles, self.states(plan))
             return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states, deep)
         positions = plan.positions
         self.model.adapters.rows.choose(adapters_of_rows(plan.spans))
@@ -137,10 +138,15 @@ class TileRunner:
 
     def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:
         attend = self.heads_attention(plan.generated, self.paged(plan.spans), positions)
+        states = self.states(plan)
+        return attend if states is None else HybridAttention(attend, states)
+
+    def states(self, plan: TilePlan) -> TileStates | None:
+        """The states of the plan's sequences, if the model's layers have such."""
         if self.storage.states is None:
-            return attend
+            return None
         spans = [StateSpan(span.start, span.count, span.blocks) for span in plan.spans]
-        return HybridAttention(attend, TileStates(self.storage.states, self.storage.layout.block_size, spans))
+        return TileStates(self.storage.states, self.storage.layout.block_size, spans)
 
     def heads_attention(self, generated: bool, spans: Sequence[TileSpan], positions: list[int]) -> PagedAttention:
         owners = [span.blocks for span in spans for _ in range(span.count)]

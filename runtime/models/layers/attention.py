@@ -75,7 +75,7 @@ class Attention:
         assert self.kernels is not None
         if self.norms is not None:
             norms = replace(norms, query=self.norms.query.weight, key=self.norms.key.weight)
-        shape = HeadShape(*self.heads[:2], self.head_dim)
+        shape = HeadShape(*self.heads[:2], self.head_dim, self.gates > 0)
         matrices = matrix_of(self.qkv), matrix_of(self.o.product)
         return AttentionHalf(self.kernels, *matrices, norms, rotation, shape, self.layer)
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.elementwise import apply
-from pontil.gpu_ops.kernels.layer import AttendingHalf, Norms, Rotation
-from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.layer import Norms, Rotation
+from pontil.gpu_ops.kernels.linear import Product, matrix_of
+from pontil.gpu_ops.kernels.recurrent import RecurrentHalf, RecurrentShape, RecurrentWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.kv.states import HybridAttention
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -32,7 +33,7 @@ class GatedDeltaNet:
 
     def __init__(self, config: ModelConfig, sizes: RecurrentConfig, index: int, weights: Weights) -> None:
         hidden, prefix = config.hidden_size, f"model.layers.{index}.linear_attn."
-        self.dtype, self.sizes = weights.dtype, sizes.divided(weights.partition.size)
+        self.dtype, self.sizes, self.kernels = weights.dtype, sizes.divided(weights.partition.size), weights.kernels
         self.layer = LayerAttention(config.place(index), 1.0)
         values = sizes.value_heads * sizes.value_dim
         names = {"qkvz": sizes.channels + values, "ba": 2 * sizes.value_heads}
@@ -58,8 +59,13 @@ class GatedDeltaNet:
     def linears(self) -> list[Product]:
         return [self.inward, self.o.product]
 
-    def half(self, norms: Norms, rotation: Rotation) -> AttendingHalf:
-        raise AssertionError("kernels compute no recurrent layers")
+    def half(self, norms: Norms, rotation: Rotation) -> RecurrentHalf:
+        assert self.kernels is not None
+        own = self.sizes
+        sizes = own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.width
+        weights = RecurrentWeights(self.norm.weight, self.channels, self.bias, self.rate)
+        products = matrix_of(self.inward), matrix_of(self.o.product)
+        return RecurrentHalf(self.kernels, products, weights, norms, RecurrentShape(*sizes, self.layer.layer))
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Mix x [rows, hidden_size] in the weights' dtype with what was before; the result has the same shape."""

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kernels
 import pytest
 import torch
-from architectures import VOCAB, hugging_model, read_model
+from architectures import ROUND_SIZES, VOCAB, hugging_model, read_model
+from effort import by_default
 from tiny import Rig, check_free, computed_by, drain, rig, sequence
 
 from pontil.gpu_ops.kv.states import StateSpan, TileStates
@@ -28,11 +30,11 @@ OTHER = PROMPT[:300] + PROMPT[:60]
 COUNT = 4
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+@pytest.fixture(scope="module", params=by_default({"kernels"}, ["kernels", "torch"]))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path: Path = tmp_path_factory.mktemp("hybrid")
-    hugging_model("qwen3_5_text").save_pretrained(path)
-    yield read_model(path)
+    hugging_model("qwen3_5_text", ROUND_SIZES | {"max_position_embeddings": 4096}).save_pretrained(path)
+    yield read_model(path, kernels=kernels.opened() if request.param == "kernels" else None)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,32 @@ def drained(model: Model, length: int) -> list[int]:
     alone = rig(model, caching=False)
     alone.engine.add(sequence("a", PROMPT[:length], COUNT))
     return drain(alone.engine)["a"]
+
+
+def test_the_next_turn_finds_the_answer(model: Model) -> None:
+    one, cold = rig(model), rig(model, caching=False)
+    first = sequence("a", PROMPT[:240], 40, temperature=1.0)
+    one.engine.add(first)
+    drain(one.engine)
+    while one.engine.keep_answers():
+        pass
+    talk = first.prompt + first.output
+    turn = sequence("b", talk + PROMPT[:9], COUNT)
+    one.engine.add(turn)
+    cold.engine.add(sequence("b", talk + PROMPT[:9], COUNT))
+    assert drain(one.engine)["b"] == drain(cold.engine)["b"]
+    assert turn.history.cached == STATE_TOKENS
+
+
+def test_a_long_prompt_is_found_from_its_last_boundary(model: Model) -> None:
+    long = (PROMPT * 7)[:4000]
+    one = rig(model)
+    turns = [sequence("a", long, 1), sequence("b", [*long, 5], 1)]
+    for turn in turns:
+        one.engine.add(turn)
+        drain(one.engine)
+    assert [turn.history.cached for turn in turns] == [0, 4000 // STATE_TOKENS * STATE_TOKENS]
+    assert turns[0].history.prompt_computed == 4000 and turns[1].history.prompt_computed == 4001 - 3840
 
 
 def test_a_block_is_pages_and_states(model: Model) -> None:

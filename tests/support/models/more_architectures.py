@@ -33,8 +33,8 @@ HYBRID: dict[str, Any] = {
     "head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "initializer_range": 0.1,
 }
