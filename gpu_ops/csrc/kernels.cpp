@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "peak.h"
+#include "recurrent.h"
 #include "top_logits.h"
 
 static void run(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
@@ -21,6 +22,13 @@ static void run(Context& context, const LatentHalf& half, const Tile& tile, floa
         latent_half<BFloat16>(context, half, tile, hidden);
     else
         latent_half<Float32>(context, half, tile, hidden);
+}
+static void run(Context& context, const RecurrentHalf& half, const Tile& tile, float* hidden) {
+    ThreadPool::Loan loan(context.threads);
+    if (tile.kind == BFLOAT16)
+        recurrent_half<BFloat16>(context, half, tile, hidden);
+    else
+        recurrent_half<Float32>(context, half, tile, hidden);
 }
 static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result,
                 const int32_t* chosen) {
@@ -40,6 +48,7 @@ static void run(Context& context, const ExpertHalf& half, int rows, const float*
 static void run(Context& context, const Layer& layer, const Tile& tile, float* hidden) {
     if (layer.attention) run(context, *layer.attention, tile, hidden);
     if (layer.latent) run(context, *layer.latent, tile, hidden);
+    if (layer.recurrent) run(context, *layer.recurrent, tile, hidden);
     if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden, tile.adapters);
     if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden);
 }
@@ -102,6 +111,9 @@ int32_t pontil_attention_half(Context* context, const AttentionHalf* half, const
     return status_of([&] { run(*context, *half, *tile, hidden); });
 }
 int32_t pontil_latent_half(Context* context, const LatentHalf* half, const Tile* tile, float* hidden) {
+    return status_of([&] { run(*context, *half, *tile, hidden); });
+}
+int32_t pontil_recurrent_half(Context* context, const RecurrentHalf* half, const Tile* tile, float* hidden) {
     return status_of([&] { run(*context, *half, *tile, hidden); });
 }
 int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t rows, const float* x, float* result) {

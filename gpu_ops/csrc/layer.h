@@ -175,6 +175,19 @@ static void attend_rows(Context& context, const AttentionHalf& half, const Tile&
     attend_queries<K>(context, sizes, tile, queries, attended, cells, half.head_dim);
 }
 
+// Multiplies rows [rows][cells], the first `size` of each, by the sigmoids of their gates [rows][stride].
+template <class T>
+static void gate_rows(Context& context, int rows, int size, const float* gates, size_t stride,
+                      typename T::Active* attended, size_t cells) {
+    context.threads.share(rows, [&](int first, int end, int) {
+        for (size_t row = first; row < size_t(end); row++)
+            for (int i = 0; i < size; i += LANES) {
+                typename T::Active* to = attended + row * cells + i;
+                T::store_active(to, T::load_active(to) * sigmoid(load(gates + row * stride + i)));
+            }
+    });
+}
+
 template <class T>
 static void attention_half(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
     typedef typename T::Active Active;
@@ -195,6 +208,8 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     const size_t cells = size_t(half.out.words) * T::PER_WORD;
     Active* attended = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
     attend(context, half, tile, qkv, stride, attended + share.first);
+    const int size = half.heads * half.head_dim, behind = size + 2 * half.kv_heads * half.head_dim;
+    if (half.gated) gate_rows<T>(context, rows, size, qkv + behind, stride, attended + share.first, cells);
     if (share.is_last) clear_padding(attended, rows, half.out.inputs, cells);
     share.complete(rows, half.out.inputs);
     add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(attended), rows, half.hidden, half.after,

@@ -21,6 +21,7 @@ from pontil.gpu_ops.kernels.weights.structures import (
     LatentFields,
     LayerFields,
     MlpFields,
+    RecurrentFields,
     TileFields,
     signatures,
 )
@@ -97,6 +98,10 @@ class KernelLibrary:
     def latent_half(self, fields: LatentFields, tile: TileFields, hidden: Tensor) -> None:
         """Do what `attention_half` does, for latent attention."""
         self.check(self.library.pontil_latent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
+
+    def recurrent_half(self, fields: RecurrentFields, tile: TileFields, hidden: Tensor) -> None:
+        """Add a recurrent layer to hidden, float32 [rows, hidden_size], and bring the sequences' states up to date."""
+        self.check(self.library.pontil_recurrent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
 
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add the MLP of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""

@@ -148,6 +148,16 @@ class Weights:
         communicator = SingleRank() if made is whole else self.communicator
         return JoiningProduct(product, communicator, split.is_partial, self.deterministic)
 
+    def ordered(self, inputs: int, parts: Sequence[tuple[str, int]], order: Sequence[int]) -> Product:
+        """One product with these outputs of the stacked weights of (name, outputs), in this order: a rank's own. It has
+        no place for adapters."""
+
+        def make() -> tuple[Weight, Tensor | None]:
+            weights = [self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split())) for name, outputs in parts]
+            return self.rounded(torch.cat(weights)[list(order)]), None
+
+        return self.product(parts[0][0], make)
+
     def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
         def make() -> tuple[ProductWeight, Tensor | None]:
             weight = self.join([self.weight(f"{name}.weight", outputs, inputs, split) for name, outputs in parts])

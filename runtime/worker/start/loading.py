@@ -22,7 +22,7 @@ from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.shelf import Shelf
 from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.cache.kept_pool import KeptPool
-from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype, layout_for
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
@@ -38,7 +38,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division, check_shares
+from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division, check_shares, check_states
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
@@ -94,6 +94,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
+    check_states(model_config, config.device, config.speculative_tokens > 0)
     if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
     if config.shares_experts:
@@ -110,10 +111,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
     model = build_model(model_config, weights)
     check_results(others, weights.by_torch, model_config.vocab_size, device)
-    layout = KVLayout(
-        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
-        packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
-    )  # fmt: skip
+    layout = layout_for(model_config, config.block_size, cells, kernels is not None, config.rank, config.ranks)
     check_attention(config, model_config, layout, device)
     named = name_of_kernels(device, kernels, config.deterministic, (config.attention_backend, *others))
     if config.quantization != "none":

@@ -70,7 +70,8 @@ def names(workers: Any) -> list[str]:
         ),
         (
             {"kv_fingerprint": "other"},
-            "has KV layout other but decode:0 has layout: start it with the same version of pontil",
+            "has KV layout other but decode:0 has layout: start it with the same version of pontil, "
+            "and for a hybrid model the same --block-size and as many devices",
         ),
     ],
 )
