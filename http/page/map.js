@@ -82,8 +82,8 @@ function needed(load) {
   const wanted = Object.entries(load?.wanted ?? {}).map(([role, number]) => `${number} ${role}`);
   const errors = Object.entries(load?.planner_errors ?? {});
   const wrong = errors.map(([time, error]) => `${time.replace("_", " ")} ${Math.round(100 * error)} %`);
-  const parts = [wanted.length ? `needs ${wanted.join(", ")}` : "", wrong.length ? `predictions wrong by ${wrong.join(", ")}` : ""];
-  return parts.map((part) => (part ? ` · ${part}` : "")).join("");
+  const needs = wanted.length ? ` · needs ${wanted.join(", ")}` : "";
+  return wrong.length ? `${needs} · predictions wrong by ${wrong.join(", ")}` : needs;
 }
 
 // The flows in words, for those who see no wires.

@@ -2,7 +2,7 @@
 """Roles that follow the load: the first proxy of a launch asks its supervisor for the changes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.balance.balancer import DECODE, PREFILL, RoleBalancer
@@ -61,6 +61,6 @@ class RoleKeeper:
         return min(workers, key=work_left, default=None)
 
 
-def work_left(worker: RegisteredWorker) -> Sequence[float]:
+def work_left(worker: RegisteredWorker) -> tuple[int, int, int]:
     """Return what a worker has to do before it is free for another role, and what it would do again elsewhere."""
     return worker.taken + worker.others.taken, worker.uncomputed + worker.others.uncomputed, len(worker.prefixes)
