@@ -21,6 +21,7 @@ from pontil.launcher.plan.checks import (
     check_join,
     check_lists,
     check_own_endpoint,
+    check_profile,
     check_proxies,
     check_stages,
     check_tiers,
@@ -107,6 +108,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_deadlines(options)
     check_usage_log(options)
     check_tracing(options)
+    check_profile(options)
     check_own_endpoint(options, graph)
     controls = control_endpoints(options, run)
     check_proxies(options, graph, controls)
@@ -188,6 +190,7 @@ def plan_proxy(
         "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,
+        "profile": options.profile and str(Path(options.profile).absolute()),
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "resume_folder": str(run / "streams") if options.resume_window else None,
         "in_flight_bodies": str(run / "in-flight-bodies"),

@@ -112,6 +112,30 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         choice("cache", "load"),
         "cache|load",
     )
+    balance: Literal["none", "auto"] = option(
+        ENGINE,
+        "none",
+        "Whether prefill and decode workers take each other's role as the load needs it.",
+        choice("none", "auto"),
+        "none|auto",
+    )
+    ttft_limit: float | None = option(
+        ENGINE,
+        None,
+        "Milliseconds to the first token that the launch is to keep, for --balance, warnings and autoscaling.",
+        number(0.001, 1e9),
+        "MS",
+    )
+    tpot_limit: float | None = option(
+        ENGINE, None, "Milliseconds for each token after the first that it is to keep.", number(0.001, 1e9), "MS"
+    )
+    profile: str | None = option(
+        ENGINE,
+        None,
+        "Predict each request's times by this file of `pontil profile`, and show in /metrics how wrong that is.",
+        text,
+        "FILE",
+    )
     stable_prompts: bool = option(
         ENGINE, True, "Keep known lines that agents change at every turn out of the beginning of prompts.", switch
     )

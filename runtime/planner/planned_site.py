@@ -2,8 +2,9 @@
 """A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import tokenizers
@@ -12,6 +13,7 @@ from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.planner.device_profile import DeviceProfile
+from pontil.runtime.planner.planned_roles import PlannedRoles
 from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker, WorkerPlace
 from pontil.runtime.planner.shared_cores import OwnCores, SharedCores
 from pontil.runtime.planner.step_costs import StepCosts
@@ -31,6 +33,8 @@ WHOLE_WITHIN = 60.0
 NOTICED_AFTER = 1e-3
 # Tokens of the tokenizer, all of one letter.
 TOKENS = 256
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 Disagg = Literal["auto", "always", "never"]
 
@@ -97,10 +101,12 @@ def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:
 
 
 class PlannedSite:
-    """The processes of one topology, in a world of their own."""
+    """The processes of one topology, in a world of their own, whose proxy has these `options`."""
 
-    def __init__(self, topology: PlannedTopology, model: PlannedModel, seed: int) -> None:
-        self.topology, self.model = topology, model
+    def __init__(
+        self, topology: PlannedTopology, model: PlannedModel, seed: int, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        self.topology, self.model, self.options = topology, model, options
         world = self.world = QuietWorld(seed)
         enter(world)
         world.network.jitter = JITTER
@@ -112,13 +118,14 @@ class PlannedSite:
             PlannedWorker(world, config, model, WorkerPlace(number, self.cores))
             for number, config in enumerate(self.worker_configs)
         ]
+        self.roles = PlannedRoles(self.proxy, self.proxy.proxy, self.workers, self.tell_table)
 
     @property
     def proxy_config(self) -> ProxyConfig:
         about = self.model.profile.about
         return ProxyConfig(
             model=about.model, served_model_name=about.model, control=CONTROL, version=about.version, self_test=False,
-            disagg=self.topology.disagg,
+            disagg=self.topology.disagg, **self.options,
         )  # fmt: skip
 
     @property
@@ -161,6 +168,8 @@ class PlannedSite:
         self.world.run(lambda: len(known) == len(self.workers) or self.world.time > until)
         assert len(known) == len(self.workers), "workers of a plan register at once"
         self.tell_table()
+        if self.proxy_config.balance == "auto":
+            self.roles.begin()
 
     def close(self) -> None:
         """End all processes in order, so that nothing of this site is left in the next one's way."""

@@ -11,9 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from pontil.runtime.engine.sequences.batch import Span
 from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
+
+# A proxy has these times too, and no torch.
+if TYPE_CHECKING:
+    from pontil.runtime.engine.sequences.batch import Span
 
 # One measurement: what it is grouped by, what it is multiplied by, its seconds.
 Point = tuple[float, float, float]
@@ -75,7 +79,7 @@ class StepWork:
     prompt_read: float
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> "StepWork":
+    def of(cls, spans: "Iterable[Span]") -> "StepWork":
         rows = read = tokens = prompt_read = 0
         for span in spans:
             start, count = span.start, span.count

@@ -19,6 +19,8 @@ from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
+from pontil.runtime.proxy.balance.fleet_load import QueuedWork
+from pontil.runtime.proxy.balance.load_watch import LoadWatch
 from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
@@ -119,7 +121,9 @@ class Proxy:
         self.metrics.watch(self.requests, self.registry, about)
         self.metrics.watch_books(self.ledger, self.books.log, self.books.reuse)
         self.metrics.watch_leases(self.leases)
-        self.changes = OperatorChanges(self.registry, clock)
+        changes, dispatcher = OperatorChanges(self.registry, clock), self.dispatcher
+        self.load = LoadWatch(config, dispatcher.asked, self.queued_work, changes, clock, dispatcher.forecast)
+        self.metrics.watch_load(self.load)
         self.link = ControlLink(config, self.metrics.threads)
         self.kv_transfers = KVTransfers(
             self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers
@@ -134,6 +138,10 @@ class Proxy:
     @property
     def clock(self) -> Callable[[], float]:
         return self.in_flight.clock
+
+    @property
+    def changes(self) -> OperatorChanges:
+        return self.load.changes
 
     @property
     def graph(self) -> StagedModel | None:
@@ -158,6 +166,11 @@ class Proxy:
     @property
     def queue(self) -> RequestQueue:
         return self.admissions.generating.queue
+
+    def queued_work(self) -> QueuedWork:
+        """Return what waits for the workers that generate."""
+        queue = self.queue
+        return QueuedWork(queue.tokens, queue.choices, queue.rate.output.value)
 
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""
@@ -363,6 +376,7 @@ class Proxy:
             self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
+        self.load.tick()
         self.in_flight.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()

@@ -180,6 +180,8 @@ class InFlight:
         if request.journal is not None:
             request.journal.let_go()
         self.metrics.add_request(request, usage, label)
+        if self.dispatcher.forecast is not None:
+            self.dispatcher.forecast.judge(request)
         self.keep_timeline(request, label, usage)
 
     def keep_timeline(self, request: Request, label: str, usage: Usage) -> None:

@@ -113,14 +113,21 @@ ARROWS: dict[str, set[str]] = {
         "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/receipts", "runtime/timeline",
         "runtime/tokenizer", "runtime/wire",
     },
+    # The times of a device, which a proxy reads too: no torch.
+    "runtime/planner/device_profile": set(),
+    "runtime/planner/step_costs": {"runtime/engine/sequences", "runtime/planner/device_profile"},
+    "runtime/proxy/balance": {
+        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "runtime/proxy/routing",
+    },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
     "runtime/proxy/leases": {
         "runtime/accounting", "runtime/cache/leases", "runtime/cache/prefix", "runtime/proxy/fleet",
         "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire",
     },
     "runtime/proxy/dispatch": {
-        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/metrics", "runtime/proxy/requests",
-        "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
+        "runtime/accounting", "runtime/proxy/balance", "runtime/proxy/fleet", "runtime/proxy/metrics",
+        "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
     },
     "runtime/proxy/siblings": {"runtime/proxy/metrics", "runtime/proxy/requests"},
     "runtime/proxy/admission": {
@@ -133,10 +140,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/siblings", "runtime/tokenizer",
     },
     "runtime/proxy": {
-        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/dispatch", "runtime/proxy/fleet",
-        "runtime/proxy/leases", "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/resume",
-        "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer", "runtime/wire",
-        "runtime/wire/links",
+        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/balance", "runtime/proxy/dispatch",
+        "runtime/proxy/fleet", "runtime/proxy/leases", "runtime/proxy/metrics", "runtime/proxy/requests",
+        "runtime/proxy/resume", "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline",
+        "runtime/tokenizer", "runtime/wire", "runtime/wire/links",
     },
     "runtime/stages/runs": {
         "runtime/accounting", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/dispatch",
@@ -220,10 +227,10 @@ ARROWS: dict[str, set[str]] = {
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
         "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
-        "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/probe", "runtime/proxy",
-        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
-        "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
-        "runtime/worker/start",
+        "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/planner/device_profile",
+        "runtime/planner/step_costs", "runtime/probe", "runtime/proxy", "runtime/proxy/requests", "runtime/tokenizer",
+        "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
+        "runtime/worker/links", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/stages/worker": {
         "gpu_ops/kernels",
@@ -326,7 +333,7 @@ ARROWS: dict[str, set[str]] = {
     "launcher/foundation": set(),
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
-    "launcher/plan": {"launcher/host", "launcher/options", "runtime"},
+    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/planner/device_profile"},
     "launcher/control": {"launcher/options", "launcher/plan"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
@@ -379,7 +386,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/tools/planner": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/options",
-        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/wire/simulated",
+        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/planner/device_profile",
+        "runtime/planner/step_costs", "runtime/wire/simulated",
     },
     "launcher/tools/disturbances": {
         "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",

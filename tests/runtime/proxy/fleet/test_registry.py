@@ -350,3 +350,15 @@ def test_one_that_says_hello_again_lives_whatever_a_table_showed_of_its_name_and
 def test_a_namesake_on_another_host_outlives_the_tables_own() -> None:
     workers = registry(ONE)
     assert workers.show([row("decode:0", 99) | {"ended_pids": [7]}]) == []
+
+
+def test_a_worker_in_another_role_takes_its_part() -> None:
+    """Prompts are more tokens than answers: by what it did before it would be avoided for minutes."""
+    made = registry(ONE, TWO, replace(TWO, sender="i3", name="prefill:1", pid=13))
+    one, two, three = made.workers.values()
+    one.recent, two.recent, three.recent = 300.0, 90_000.0, 80_000.0
+    made.change_role(RoleChange("i2", "proxy", "decode"))
+    assert (two.role, two.recent) == ("decode", 300.0)
+    made.change_role(RoleChange("i2", "proxy", "decode", draining=True))
+    made.change_role(RoleChange("i2", "proxy", "prefill"))
+    assert two.recent == 80_000.0
