@@ -206,8 +206,8 @@ def record(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
     import psutil
 
     address = urlsplit(arguments.url)
-    described = asked(address, "GET", "/admin/topology", None)
-    pids = {row["name"]: row["pid"] for row in described["processes"] if row.get("pid")}
+    processes, model = asked(address, "GET", "/admin/topology", None)["processes"], model_at(address)
+    pids = {row["name"]: row["pid"] for row in processes if row.get("pid")}
     kinds = {"proxies": "proxy", "workers": ""}
     numbers = iter(range(1 << 30))
 
@@ -217,17 +217,17 @@ def record(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
         return {"proxies": proxies, "workers": sum(times.values()) - proxies}
 
     def one(number: int) -> None:
-        body = {"model": described["model"], "prompt": f"Number {number}:", "max_tokens": TOKENS, "ignore_eos": True}
+        body = {"model": model, "prompt": f"Number {number}:", "max_tokens": TOKENS, "ignore_eos": True}
         asked(address, "POST", "/v1/completions", body | {"seed": number})
 
     def part(is_recorded: bool) -> dict[str, float]:
-        recorded = Recording(address) if is_recorded else None
         count = 2 * arguments.rows[0]
+        recorded = Recording(address, count) if is_recorded else None
         before = seconds()
         with ThreadPoolExecutor(arguments.rows[0]) as pool:
             list(pool.map(one, [next(numbers) for _ in range(count)]))
         if recorded is not None:
-            recorded.end(count)
+            recorded.end()
         after = seconds()
         return {kind: (after[kind] - before[kind]) / (count * TOKENS) for kind in after}
 
@@ -246,6 +246,10 @@ def record(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
         }  # fmt: skip
 
 
+def model_at(address: Any) -> str:
+    return str(asked(address, "GET", "/v1/models", None)["data"][0]["id"])
+
+
 def asked(address: Any, method: str, path: str, body: dict[str, Any] | None) -> Any:
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
     try:
@@ -260,26 +264,23 @@ def asked(address: Any, method: str, path: str, body: dict[str, Any] | None) -> 
 
 
 class Recording:
-    """A record of all requests, whose lines are counted."""
+    """A record of so many requests, which ends with them."""
 
-    def __init__(self, address: Any) -> None:
-        self.connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    def __init__(self, address: Any, count: int) -> None:
+        self.connection, self.left = http.client.HTTPConnection(address.hostname, address.port, timeout=60), count
         self.connection.request("GET", "/admin/record")
         self.response = self.connection.getresponse()
         assert self.response.readline().startswith(b'{"pontil_record"')
-        self.lines, self.changed = 0, threading.Condition()
-        threading.Thread(target=self.read, daemon=True).start()
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
 
     def read(self) -> None:
-        while line := self.response.readline():
-            if line.startswith(b'{"answers"'):
-                with self.changed:
-                    self.lines += 1
-                    self.changed.notify()
+        while self.left and (line := self.response.readline()):
+            self.left -= line.startswith(b'{"answers"')
 
-    def end(self, count: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.lines >= count, 60), f"{self.lines} of {count} were recorded"
+    def end(self) -> None:
+        self.thread.join(60)
+        assert not self.left, f"{self.left} requests were not recorded"
         self.connection.close()
 
 
