@@ -139,6 +139,7 @@ class PlannedSite:
                     served_model_name=about.model, control=CONTROL, peer_endpoint=f"{PEERS}{name}",
                     version=about.version, keep_kv=False, block_size=sizes.block_tokens, max_num_seqs=sizes.seats,
                     max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
+                    speculative_tokens=self.model.guesses,
                 )  # fmt: skip
 
     def kill(self, role: str) -> None:

@@ -13,7 +13,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.planner.device_profile import DeviceProfile
@@ -45,7 +45,7 @@ VOCABULARY = 40_000
 class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
     `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has a tier of
-    so many blocks."""
+    so many blocks, and makes so many guesses at a time, of which the next one is right with this chance."""
 
     profile: DeviceProfile
     costs: StepCosts
@@ -54,6 +54,8 @@ class PlannedModel:
     cores: int | None = None
     has_clients: bool = False
     tier_blocks: int = 0
+    guesses: int = 0
+    accepted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,15 @@ class CostedRunner:
         self.model, self.pool = model, pool
         self.costs, self.host = model.costs, model.profile.host
         self.busy, self.most_blocks = 0.0, 0
+        self.chance = self.world.random("guesses")
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
         return Launched(lambda: sampled)
 
     def run(self, batch: Batch) -> list[Sampled]:
-        sampling = [span.sequence for span in batch.spans if span.samples]
-        sampled = [Sampled(one, choice, [TOKEN], 1, []) for one in sampling for choice in one.choices]
+        sampling = [span for span in batch.spans if span.samples]
+        sampled = [self.sampled(span, choice) for span in sampling for choice in span.sequence.choices]
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
@@ -92,6 +95,12 @@ class CostedRunner:
         self.busy += seconds
         self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
         return sampled
+
+    def sampled(self, span: Span, choice: int) -> Sampled:
+        guessed, right = len(span.drafts), 0
+        while right < guessed and self.chance.random() < self.model.accepted:
+            right += 1
+        return Sampled(span.sequence, choice, [TOKEN] * (right + 1), right + 1, [], guessed)
 
     def beside(self, storage: KVStorage) -> "CostedRunner":
         return CostedRunner(self.process, self.place, self.model, self.pool)

@@ -10,7 +10,7 @@ from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance, Ticket
 from pontil.runtime.sampling_params import SamplingParams
 
 # Seconds from a client to the proxy, and back.
@@ -21,6 +21,8 @@ SILENCE = 600.0
 UNENDED = f"it had no answer within {SILENCE:.0f} s"
 # Prompt and tokens of its answer.
 Asked = tuple[list[int], int]
+# The name of a key, and what it allows.
+Tenant = tuple[str, Allowance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,18 @@ class PlannedLoad:
     seed: int = 0
     # The role of which a worker dies when half of the requests were sent.
     kills: str | None = None
+    # Whose requests these are, one after the other.
+    tenants: tuple[Tenant, ...] = ((NO_KEY, UNLIMITED),)
 
 
 @dataclass(slots=True)
 class PlannedRequest:
-    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request. It
-    has failed until it ends otherwise."""
+    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request,
+    and whose it is. It has failed until it ends otherwise."""
 
     sent: float
     prompt_tokens: int
+    caller: str = NO_KEY
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
     cached_tokens: int = 0
@@ -97,17 +102,19 @@ class PlannedTrial:
                 self.site.kill(self.load.kills)
             prompt, tokens = next(self.questions)
             begun, leaves = self.clients.send(self.world.now(), len(prompt))
-            times = PlannedRequest(begun - self.began, len(prompt))
+            caller, allowance = self.load.tenants[len(self.made) % len(self.load.tenants)]
+            times = PlannedRequest(begun - self.began, len(prompt), caller)
+            ticket = Ticket(caller=caller, allowance=allowance, place=allowance.service_class.place())
             self.made.append(times)
             self.ended_at = max(self.ended_at, self.world.time)
-            self.world.at(leaves + WAY, self.site.proxy.call, self.ask, times, prompt, tokens)
+            self.world.at(leaves + WAY, self.site.proxy.call, self.ask, ticket, times, prompt, tokens)
 
-    def ask(self, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
+    def ask(self, ticket: Ticket, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
         """Ask the proxy, in its event loop, as its HTTP routes do."""
         self.site.proxy.work((self.host.proxy_request + self.host.proxy_token * len(prompt)) * MS)
         params = SamplingParams(max_tokens=tokens, seed=len(self.made), temperature=0.0, ignore_eos=True)
         try:
-            stream = self.site.proxy.proxy.submit(Ticket(), Generation(list(prompt), params))
+            stream = self.site.proxy.proxy.submit(ticket, Generation(list(prompt), params))
         except PontilError as error:
             self.end(times, str(error))
             return

@@ -2,16 +2,15 @@
 """The command `plan`: what a launch would do under a load, from a profile."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pontil.launcher.foundation.errors import OptionError
-from pontil.launcher.options.kv_tier_list import MEMORY, TierItem, kv_tiers
 from pontil.launcher.tools.bench.command import LIMIT, bench
-from pontil.runtime.config.readers import size
+from pontil.launcher.tools.planner.launch_options import LAUNCH_OPTIONS
 
 if TYPE_CHECKING:
     from pontil.launcher.tools.bench.figures import Figures
@@ -25,33 +24,12 @@ OF_BENCH = (
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
 MOST_WORKERS, MOST_CORES = 64, 1024
-
-
-def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
-    """Return the callback of an option that may be left out and is read as `launch` reads it."""
-
-    def call(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else read(value)
-        except ValueError as error:
-            raise click.BadParameter(f"{error}", ctx, param) from None
-
-    return call
-
-
-def tiers_in_memory(value: str) -> tuple[TierItem, ...]:
-    tiers = kv_tiers(value)
-    if any(tier.kind != MEMORY for tier in tiers):
-        raise ValueError("may be a tier in memory: the time of a disk is in no profile")
-    return tiers
-
-
 WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
 
 
 @click.command(
     short_help="Predict what a launch would do under a load.",
-    params=[option for option in bench.params if option.name in OF_BENCH],
+    params=[*(option for option in bench.params if option.name in OF_BENCH), *LAUNCH_OPTIONS],
 )
 @click.option(
     "--profile", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Made by `profile`."
@@ -81,15 +59,6 @@ WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKE
     help="All workers and the proxy share one machine with so many cores.",
 )
 @click.option("--clients-here", is_flag=True, help="Clients run on these cores too, as `bench` does beside a launch.")
-@click.option(
-    "--kv-cache-memory",
-    callback=read_by(size),
-    metavar="SIZE",
-    help="KV cache of each worker, as for `launch` (default: the profile's).",
-)
-@click.option(
-    "--kv-tier", callback=read_by(tiers_in_memory), metavar="memory:SIZE", help="A tier in memory, as for `launch`."
-)
 @click.option("--replay", is_flag=True, hidden=True)
 def plan(file: Path, model: str | None, replay: bool, **given: Any) -> int:
     """Predict what clients of a launch would see, as `bench` shows it, from the measured times of one device.
@@ -186,6 +155,9 @@ def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
         about = {name: value for name, value in row.items() if name in ABOUT}
         told = ", ".join(f"{ABOUT[name]} {spelled(value)}" for name, value in about.items())
         click.echo(f"{row['server']}, {row['load']}: {told}" if "load" in row else f"{row['server']}: {told}")
+        for name, figures in row.get("tenants", {}).items():
+            own = ", ".join(f"{one} {value}" for one, value in figures.items())
+            click.echo(f"{row['server']}, {row['load']}, {name}: {own}")
 
 
 # Figures beside those of the table of `bench`, and what they are called.

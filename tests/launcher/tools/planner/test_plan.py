@@ -26,6 +26,7 @@ from pontil.runtime.planner.step_costs import StepCosts
 TURNS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n"
 SHORT = ("--prompt-tokens", "32", "--output-tokens", "4")
 LOAD = ("--requests", "12", *SHORT)
+GUESSES = ("--speculative-tokens", "2", "--accepted", "1")
 LIMITS = ("--ttft-limit", "300", "--tpot-limit", "25")
 
 
@@ -66,6 +67,24 @@ def test_a_prediction_has_the_figures_of_bench_and_never_more_goodput_than_is_of
     assert found["highest_request_rate"] is not None and found["breaks_first"] in ("ttft", "tpot")
     assert found["at_request_rate"] > found["highest_request_rate"] and found["busiest"] == "mixed"
     assert pair[0]["server"] == "1 prefill 1 decode" and set(pair[0]["busy"]) == {"prefill", "decode"}
+
+
+def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"chat={'a' * 20} class=interactive\nnight={'b' * 20} class=batch\n")
+    keys.chmod(0o600)
+
+    def work() -> Any:
+        loads = (("--api-keys", str(keys), "--request-rate", "100", "--requests", "60"), (), GUESSES)
+        return [rows_of(options("--mixed", "1", *LOAD, "--concurrency", "2", *more))[0] for more in loads]
+
+    tenants, plain, guessing = in_virtual_time(work)
+    chat, night = tenants["tenants"]["chat"], tenants["tenants"]["night"]
+    assert chat["requests"] == night["requests"] == 30
+    assert chat["ttft_ms_p99"] < night["ttft_ms_p99"] / 2
+    assert "tenants" not in plain
+    # Of three tokens behind the first two are guessed, all of them right.
+    assert guessing["wall_s"] < plain["wall_s"] and guessing["output_tokens"] == plain["output_tokens"]
 
 
 def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd: pytest.CaptureFixture[str]) -> None:
