@@ -288,11 +288,11 @@ class Registry:
         return worker is not None
 
     def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
-        kept_role = self.kept_role(worker, role)
-        if kept_role != worker.role:
+        before = worker.role
+        worker.hello = replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
+        if worker.role != before:
             # Its work until now is of another kind, and counts neither for nor against it.
             worker.recent = self.even_share(worker)
-        worker.hello = replace(worker.hello, role=kept_role, draining=draining)
         worker.leaving = draining
         self.version += 1
 
