@@ -89,7 +89,8 @@ class GroupedMatmul(GroupedExperts):
         # Those of experts that are elsewhere stand behind all others, and no product has them.
         numbers = torch.where((numbers >= 0) & (numbers < count), numbers, count)
         ordered, order = numbers.sort(stable=True)
-        ends = torch.searchsorted(ordered, torch.arange(count, device=x.device), right=True).int()
+        every = torch.arange(count, dtype=ordered.dtype, device=x.device)
+        ends = torch.searchsorted(ordered, every, right=True).int()
         rows = x.index_select(0, order // chosen.shape[1])
         inner = self.activated(torch._grouped_mm(rows, self.gate_up.numbers.transpose(1, 2), offs=ends))
         made = torch._grouped_mm(inner, self.down.numbers.transpose(1, 2), offs=ends)
