@@ -22,7 +22,7 @@ HEARD_WITHIN = 0.75
 
 
 class Recorder(Protocol):
-    """What records at one proxy."""
+    """The part of a proxy that records requests."""
 
     def follow(self, wish: bytes, seconds: float) -> None:
         """Record for another proxy, which began so many seconds ago, as its `wish` says."""
