@@ -110,64 +110,78 @@ def receipts(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
             engine.end(name, FinishReason.ABORTED)
 
 
-def leases(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """Each lease is on the same ten blocks: what a lease costs a step depends on no block."""
+def leasing(arguments: argparse.Namespace, folder: Path) -> tuple[Any, Any]:
+    """Return a real worker that holds one lease, and its proxy."""
     from workers import ScriptedProxy, open_worker
 
-    from pontil.runtime.cache.leases.lease import LeaseTerm, PrefixLease
     from pontil.runtime.loaders.builtin import resolve_model
+
+    proxy = ScriptedProxy(folder)
+    room: dict[str, Any] = {"kv_cache_memory": 1 << 29, "max_model_len": 8192, "max_num_batched_tokens": 2048}
+    room["max_num_seqs"] = max(arguments.rows) + 1
+    worker = open_worker(resolve_model(arguments.model, CACHE), folder, "mixed:0", "mixed", **room)
+    proxy.admit(worker)
+    wish = {"id": "first", "owner": "ada", "seconds": 3600, "tokens": 160, "must": True}
+    proxy.submit(worker, "leased", random_prompt(0), greedily(1), lease=wish)
+    proxy.finish("leased")
+    return proxy, worker
+
+
+def random_prompt(number: int) -> list[int]:
+    chance = random.Random(number)
+    return [chance.randrange(1000, 40000) for _ in range(CONTEXT)]
+
+
+def greedily(tokens: int) -> Any:
     from pontil.runtime.sampling_params import SamplingParams
 
-    chance = random.Random(1)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        proxy = ScriptedProxy(folder)
-        room: dict[str, Any] = {"kv_cache_memory": 1 << 29, "max_model_len": 8192, "max_num_batched_tokens": 2048}
-        room["max_num_seqs"] = max(arguments.rows) + 1
-        worker = open_worker(resolve_model(arguments.model, CACHE), folder, "mixed:0", "mixed", **room)
-        proxy.admit(worker)
-        params = SamplingParams(max_tokens=4096, seed=1, temperature=0.0, ignore_eos=True)
-        wish = {"id": "first", "owner": "ada", "seconds": 3600, "tokens": 160, "must": True}
-        prompt = [chance.randrange(1000, 40000) for _ in range(CONTEXT)]
-        proxy.submit(worker, "leased", prompt, replace(params, max_tokens=1), lease=wish)
-        proxy.finish("leased")
-        book = worker.leases.book
-        (first,) = book.leases.values()
+    return SamplingParams(max_tokens=tokens, seed=1, temperature=0.0, ignore_eos=True)
 
-        inside: dict[bool, list[float]] = {False: [], True: []}
-        spent = CallTime(type(worker.leases), ("submitted", "computed", "tick", "tell"))
 
-        def turn() -> float:
-            spent.seconds = 0.0
-            seconds = used(worker.turn)
-            inside[len(book.leases) > 1].append(spent.seconds)
-            for message in proxy.server.receive_all():
-                proxy.hear(message)
-            return seconds
+class LeaseTurns:
+    """Turns of a worker with so many more leases than one, each on the same ten blocks: what a lease costs a turn
+    depends on no block. `inside` has the seconds in their code."""
 
-        def with_leases(count: int) -> float:
-            now = first.term.began
-            for name in [name for name in book.leases if name != "first"]:
-                book.release(name, now)
-            for number in range(count):
-                term = LeaseTerm(first.term.size, now, 3600 + number % 60)
-                book.grant(PrefixLease(f"lease-{number}", "ada", first.keys, first.tokens, "proxy", term), now)
-            assert len(worker.requests) == running
-            return statistics.median([turn() for _ in range(SETTLES + PART)][SETTLES:])
+    def __init__(self, proxy: Any, worker: Any) -> None:
+        self.proxy, self.worker, self.book = proxy, worker, worker.leases.book
+        (self.first,) = self.book.leases.values()
+        self.spent = CallTime(type(worker.leases), ("submitted", "computed", "tick", "tell"))
+        self.inside: dict[int, list[float]] = {}
 
-        running = 0
+    def seconds(self, count: int) -> float:
+        from pontil.runtime.cache.leases.lease import LeaseTerm, PrefixLease
+
+        first, now = self.first, self.first.term.began
+        for name in [name for name in self.book.leases if name != "first"]:
+            self.book.release(name, now)
+        for number in range(count):
+            term = LeaseTerm(first.term.size, now, 3600 + number % 60)
+            self.book.grant(PrefixLease(f"lease-{number}", "ada", first.keys, first.tokens, "proxy", term), now)
+        times = [self.turn(count) for _ in range(SETTLES + PART)]
+        return statistics.median(times[SETTLES:])
+
+    def turn(self, count: int) -> float:
+        self.spent.seconds = 0.0
+        seconds = used(self.worker.turn)
+        self.inside.setdefault(count, []).append(self.spent.seconds)
+        for message in self.proxy.server.receive_all():
+            self.proxy.hear(message)
+        return seconds
+
+
+def leases(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        proxy, worker = leasing(arguments, Path(folder))
+        turns = LeaseTurns(proxy, worker)
         for rows in arguments.rows:
             for number in range(rows):
-                prompt = [chance.randrange(1000, 40000) for _ in range(CONTEXT)]
-                proxy.submit(worker, f"{rows}-{number}", prompt, params)
-            begun = partial(all_begun, proxy, rows + 1)
-            proxy.turn_until(begun)
-            running = rows
-            ways: Ways = {"plain": lambda: with_leases(0), "leases": lambda: with_leases(arguments.leases)}
+                proxy.submit(worker, f"{rows}-{number}", random_prompt(1 + number), greedily(4096))
+            proxy.turn_until(partial(all_begun, proxy, rows + 1))
+            ways: Ways = {"plain": lambda: turns.seconds(0), "leases": lambda: turns.seconds(arguments.leases)}
             told = {"rows": rows, "count": arguments.leases} | by_turns(ways, arguments.rounds)
-            for name, whether in (("plain", False), ("leases", True)):
-                told[f"{name} in their code, us"] = round(1e6 * statistics.median(inside.pop(whether)), 1)
-            inside |= {False: [], True: []}
+            assert len(worker.requests) == rows, "all were there all the time"
+            for name, count in (("plain", 0), ("leases", arguments.leases)):
+                told[f"{name} in their code, us"] = round(1e6 * statistics.median(turns.inside.pop(count)), 1)
             yield told
             for number in range(rows):
                 proxy.cancel(worker, f"{rows}-{number}")
@@ -222,7 +236,7 @@ def record(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
 
     def part(is_recorded: bool) -> dict[str, float]:
         count = 2 * arguments.rows[0]
-        recorded = Recording(address, count) if is_recorded else None
+        recorded = RecordReader(address, count) if is_recorded else None
         before = seconds()
         with ThreadPoolExecutor(arguments.rows[0]) as pool:
             list(pool.map(one, [next(numbers) for _ in range(count)]))
@@ -263,7 +277,7 @@ def asked(address: Any, method: str, path: str, body: dict[str, Any] | None) -> 
         connection.close()
 
 
-class Recording:
+class RecordReader:
     """A record of so many requests, which ends with them."""
 
     def __init__(self, address: Any, count: int) -> None:

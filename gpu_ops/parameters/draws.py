@@ -35,9 +35,9 @@ ALL_KINDS = DrawKinds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedRows:
-    """What the projection of rows onto the vocabulary has seen of their logits: the id of each row's `highest` one, of
-    equal ones the lowest, int64 [rows]; and where one rank has all of them, the highest of each group of ids that
-    follow each other, float32 [rows, groups], with NaN taken for minus infinity."""
+    """The ranks of rows' logits, as far as their projection onto the vocabulary has seen them: the id of each row's
+    `highest` one, of equal ones the lowest, int64 [rows]; and where one rank has all of them, the highest of each group
+    of ids that follow each other, float32 [rows, groups], with NaN taken for minus infinity."""
 
     highest: Tensor
     groups: Tensor | None = None

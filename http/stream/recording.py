@@ -167,7 +167,7 @@ class SampleDesk:
             self.exchange.end()
         self.session = None
 
-    # The parts of a Recorder.
+    # The parts of a RequestRecording.
 
     def follow(self, wish: bytes, seconds: float) -> None:
         asked = json.loads(wish)

@@ -37,7 +37,7 @@ WIDTH, NUMBER, NUMBERS = 4, 16, (1 << 16) - 1
 FIRST_TOKEN = 3
 # The first hash of all prefixes of another release.
 NEXT_SALT = 0x2E1EA5E
-# What a wrong model mixes into the hash behind a prefix; its KV is right.
+# Mixed by a wrong model into the hash behind a prefix; its KV is right.
 WRONG = 0xBAD
 # The beginning of the names of requests by which a worker is tried before it serves.
 TRIED = "gate-"

@@ -256,7 +256,7 @@ class SupervisedSite:
         # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
         self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
-        # Whether the process of a worker begins with a wrong model (gates.py).
+        # True for a worker whose process begins with a wrong model (gates.py).
         self.begins_wrong: Callable[[str], bool] = lambda name: False
         # The key file, the same on all hosts, and what is in it, where there is one.
         busy = world.random("pipes").random() < BUSY

@@ -21,8 +21,8 @@ SESSION, LINES, FRESH = ".recording", ".lines", ".new"
 HEARD_WITHIN = 0.75
 
 
-class Recorder(Protocol):
-    """What records at one proxy."""
+class RequestRecording(Protocol):
+    """The part of a proxy that records requests."""
 
     def follow(self, wish: bytes, seconds: float) -> None:
         """Record for another proxy, which began so many seconds ago, as its `wish` says."""
@@ -45,7 +45,7 @@ class RecordingExchange:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
-        self.recorder: Recorder | None = None
+        self.recorder: RequestRecording | None = None
         self.own: Lease | None = None
         self.followed: str | None = None
 
@@ -134,7 +134,7 @@ class RecordingExchange:
     def part_path(self, stem: str) -> Path:
         return self.folder / f"{stem}.{self.name}{LINES}"
 
-    async def leave_part(self, stem: str, recorder: Recorder) -> None:
+    async def leave_part(self, stem: str, recorder: RequestRecording) -> None:
         """Leave what was recorded, once the part before it was taken."""
         path = self.part_path(stem)
         if not path.exists() and (part := recorder.part()) and not await asyncio.to_thread(written, path, part):

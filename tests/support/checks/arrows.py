@@ -50,14 +50,16 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/timeline/work_times",
     },
     "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
-    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "runtime/engine/sequences"},
+    "runtime/engine/sampling": {
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/parameters", "runtime/engine/sequences",
+    },
     "runtime/engine/tiles": {
-        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/sequences",
-        "runtime/models",
+        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
+        "runtime/engine/sequences", "runtime/models",
     },
     "runtime/engine/runner": {
-        "gpu_ops/products", "runtime/cache", "runtime/engine/sampling", "runtime/engine/sequences",
-        "runtime/engine/tiles", "runtime/models",
+        "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models",
     },
     "runtime/engine/device": {
         "gpu_ops", "gpu_ops/attention_backends", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters",
