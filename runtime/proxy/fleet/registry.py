@@ -288,8 +288,7 @@ class Registry:
         return worker is not None
 
     def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
-        before = worker.role
-        worker.hello = replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
+        before, worker.hello = worker.role, replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
         if worker.role != before:
             # Its work until now is of another kind, and counts neither for nor against it.
             worker.recent = self.even_share(worker)

@@ -50,9 +50,7 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/timeline/work_times",
     },
     "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
-    "runtime/engine/sampling": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/parameters", "runtime/engine/sequences",
-    },
+    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/parameters", "runtime/engine/sequences"},
     "runtime/engine/tiles": {
         "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
         "runtime/engine/sequences", "runtime/models",
@@ -228,7 +226,7 @@ ARROWS: dict[str, set[str]] = {
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
-        "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
+        "runtime/cache", "runtime/cache/tier", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
         "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/planner/device_profile",
         "runtime/planner/step_costs", "runtime/probe", "runtime/proxy", "runtime/proxy/requests", "runtime/tokenizer",
         "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
@@ -375,9 +373,7 @@ ARROWS: dict[str, set[str]] = {
         "launcher/plan",
     },
     "launcher/tools": set(),
-    "launcher/tools/bench": {
-        "launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options",
-    },
+    "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
     "launcher/tools/chaos": {
         "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
         "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
@@ -387,7 +383,7 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/terminal/status_table", "launcher/options",
     },
     "launcher/tools/planner": {
-        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/options",
+        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
         "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/planner/device_profile",
         "runtime/planner/step_costs", "runtime/wire/simulated",
     },
