@@ -228,8 +228,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/planner": {
         "runtime/cache", "runtime/cache/tier", "runtime/engine/runner", "runtime/engine/sampling",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders/builtin", "runtime/models",
-        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe", "runtime/proxy", "runtime/proxy/requests", "runtime/tokenizer",
-        "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
+        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe", "runtime/proxy",
+        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
         "runtime/worker/links", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/stages/worker": {
