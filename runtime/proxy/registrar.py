@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame
@@ -108,7 +108,8 @@ class Registrar:
     def welcome(self, message: Hello | RoleChange) -> None:
         """Send the worker its current registration."""
         prefixes = self.wants_prefixes
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes, True, True))
+        welcome = Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes)
+        self.send(replace(welcome, times=True, leases=True, step_logits=True))
         if isinstance(message, Hello):
             self.came(message)
         self.on_change()

@@ -72,7 +72,15 @@ MESSAGES: dict[str, Message] = {
         adapters={"sql": "5a" * 32},
     ),
     "welcome": Welcome(
-        sender="px", receiver="d4", steps=True, role="prefill", draining=True, prefixes=True, times=True, leases=True
+        sender="px",
+        receiver="d4",
+        steps=True,
+        role="prefill",
+        draining=True,
+        prefixes=True,
+        times=True,
+        leases=True,
+        step_logits=True,
     ),
     "refused": Refused(sender="px", receiver="d4", reason="another model"),
     "heartbeat": Heartbeat(
@@ -145,7 +153,11 @@ MESSAGES: dict[str, Message] = {
         top_logits=b"\x07\x00\x00\x00\x00\x00\x80?",
     ),
     "step": Step(
-        sender="d4", receiver="px", requests=["r1", "r2"], rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]]
+        sender="d4",
+        receiver="px",
+        requests=["r1", "r2"],
+        rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]],
+        top_logits=[b"", b"\x07\x00\x00\x00\x00\x00\x80?"],
     ),
     "progress": Progress(sender="p3", receiver="px", request_id="r", attempt=1, computed=512, cached_tokens=16),
     "failed": Failed(
@@ -266,8 +278,9 @@ RECORDED = {
         "356135613561356135613561"
     ),
     "welcome": (
-        "89a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
-        "696c6ca8647261696e696e67c3a87072656669786573c3a574696d6573c3a66c6561736573c3"
+        "8aa174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
+        "696c6ca8647261696e696e67c3a87072656669786573c3a574696d6573c3a66c6561736573c3ab737465705f6c6f67697473"
+        "c3"
     ),
     "refused": (
         "84a174a772656675736564a673656e646572a27078a87265636569766572a26434a6726561736f6ead616e6f74686572206d6f64656c"
@@ -314,8 +327,8 @@ RECORDED = {
         "5f626c6f636b73920300aa746f705f6c6f67697473c408070000000000803f"
     ),
     "step": (
-        "85a174a473746570a673656e646572a26434a87265636569766572a27078a8726571756573747392a27231a27232a4726f77"
-        "73929601000703020097000209414005ceffffffff"
+        "86a174a473746570a673656e646572a26434a87265636569766572a27078a8726571756573747392a27231a27232a4726f77"
+        "73929601000703020097000209414005ceffffffffaa746f705f6c6f6769747392c400c408070000000000803f"
     ),
     "progress": (
         "87a174a870726f6772657373a673656e646572a27033a87265636569766572a27078aa726571756573745f6964a172a76174"
