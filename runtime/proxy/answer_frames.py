@@ -105,9 +105,9 @@ class AnswerFrames:
             self.metrics.drop_malformed(step, error)
             return
         now = self.clock()
-        slow_rows = [(name, row) for name, row in rows if not self.try_accept(name, step.sender, row, now)]
-        for name, row in slow_rows:
-            self.on_tokens(frame_of(step, name, row))
+        slow_rows = [one for one in rows if one[2] or not self.try_accept(one[0], step.sender, one[1], now)]
+        for name, row, logits in slow_rows:
+            self.on_tokens(frame_of(step, name, row, logits))
 
     def try_accept(self, name: str, sender: str, row: list[int], now: float) -> bool:
         """Take an ordinary row; return whether it was one."""

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame
@@ -109,7 +109,7 @@ class Registrar:
         """Send the worker its current registration."""
         prefixes = self.wants_prefixes
         about = self.incarnation, message.sender, True, message.role, message.draining
-        self.send(Welcome(*about, prefixes, times=True, leases=True, adapters=True))
+        self.send(Welcome(*about, prefixes, times=True, leases=True, adapters=True, step_logits=True))
         if isinstance(message, Hello):
             self.came(message)
         self.on_change()

@@ -157,7 +157,12 @@ def decode(frame: bytes) -> Message:
 
 
 def is_plain(frame: Tokens) -> bool:
-    """Return whether a row can carry everything in this frame."""
+    """Return whether a row is all that is in this frame."""
+    return frame.top_logits is None and fits_a_row(frame)
+
+
+def fits_a_row(frame: Tokens) -> bool:
+    """Return whether a step can carry everything in this frame."""
     return (
         frame.finish_reason is None
         and frame.generated_tokens is None
@@ -169,18 +174,18 @@ def is_plain(frame: Tokens) -> bool:
         and frame.first_cached_tokens is None
         and frame.pulled_bytes is None
         and frame.frames is None
-        and frame.top_logits is None
         and frame.prompt_tokens is not None
         and frame.cached_tokens is not None
     )
 
 
-def joined(frames: Sequence[Tokens]) -> Iterator[Tokens | Step]:
-    """Yield the same tokens in fewer messages. Frames of one choice keep their order as long as each choice has at most
-    one. All frames have one sender; one Step goes to each receiver."""
+def joined(frames: Sequence[Tokens], *, with_logits: bool) -> Iterator[Tokens | Step]:
+    """Yield the same tokens in fewer messages, of which a Step may carry logits or not. Frames of one choice keep their
+    order as long as each choice has at most one. All frames have one sender; one Step goes to each receiver."""
+    fits = fits_a_row if with_logits else is_plain
     plain: dict[str, list[Tokens]] = {}
     for frame in frames:
-        if is_plain(frame):
+        if fits(frame):
             plain.setdefault(frame.receiver, []).append(frame)
         else:
             yield frame
@@ -188,9 +193,10 @@ def joined(frames: Sequence[Tokens]) -> Iterator[Tokens | Step]:
         if len(some) == 1:
             yield some[0]
         else:
-            yield Step(
-                some[0].sender, receiver, [frame.request_id for frame in some], [row_of(frame) for frame in some]
-            )
+            rows = [row_of(frame) for frame in some]
+            logits = [frame.top_logits or b"" for frame in some]
+            told = logits if any(logits) else None
+            yield Step(some[0].sender, receiver, [frame.request_id for frame in some], rows, told)
 
 
 def row_of(frame: Tokens) -> list[int]:
@@ -199,15 +205,17 @@ def row_of(frame: Tokens) -> list[int]:
     return [frame.attempt, frame.choice, frame.index, prompt_tokens, cached_tokens, *frame.ids]
 
 
-def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:
-    """Return each row with its request. Raise MalformedFrame for rows that do not match the requests."""
-    if len(step.rows) != len(step.requests) or min(map(len, step.rows), default=HEAD + 1) <= HEAD:
+def rows_of(step: Step) -> Iterator[tuple[str, list[int], bytes]]:
+    """Return each row with its request, and the logits stated of it. Raise MalformedFrame for rows that do not match
+    the requests."""
+    logits = [b""] * len(step.rows) if step.top_logits is None else step.top_logits
+    if not len(logits) == len(step.rows) == len(step.requests) or min(map(len, step.rows), default=HEAD + 1) <= HEAD:
         raise MalformedFrame("a step whose rows are not those of its requests")
-    return zip(step.requests, step.rows, strict=True)
+    return zip(step.requests, step.rows, logits, strict=True)
 
 
-def frame_of(step: Step, request: str, row: list[int]) -> Tokens:
+def frame_of(step: Step, request: str, row: list[int], top_logits: bytes = b"") -> Tokens:
     return Tokens(
         step.sender, step.receiver, request, row[0], row[2], row[HEAD:], row[1], prompt_tokens=row[3],
-        cached_tokens=row[4],
+        cached_tokens=row[4], top_logits=top_logits or None,
     )  # fmt: skip

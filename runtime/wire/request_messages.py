@@ -166,13 +166,15 @@ class Tokens:
 
 @value(frozen=True, slots=True)
 class Step:
-    """From worker to proxy: the Tokens of one step that carry no optional fields. Each of `rows` belongs to the request
-    at the same index of `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
+    """From worker to proxy: the Tokens of one step that carry no optional fields but `top_logits`. Each of `rows`
+    belongs to the request at the same index of `requests` and holds attempt, choice, index, prompt_tokens and
+    cached_tokens, then the ids; the logits have the same index, and are empty for rows without, if any row has some."""
 
     sender: str
     receiver: str
     requests: list[str]
     rows: list[list[int]]
+    top_logits: list[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

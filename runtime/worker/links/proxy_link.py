@@ -96,7 +96,7 @@ class ProxyLink:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
         self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
-        self.takes_times = self.takes_leases = self.takes_adapters = False
+        self.takes_times = self.takes_leases = self.takes_adapters = self.takes_step_logits = False
         self.outbox: deque[Message] = deque()
         self.told = ToldCounts()
         self.next_send = 0.0
@@ -118,7 +118,7 @@ class ProxyLink:
         return None if self.proxy is None else (self.proxy, self.hello.registration)
 
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
-        for message in joined(frames) if self.takes_steps else frames:
+        for message in joined(frames, with_logits=self.takes_step_logits) if self.takes_steps else frames:
             self.send(message)
 
     def send(self, message: Message) -> None:
@@ -152,7 +152,7 @@ class ProxyLink:
                 self.next_send = 0.0
             self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
             self.takes_times, self.takes_leases = message.times, message.leases
-            self.takes_adapters = message.adapters
+            self.takes_adapters, self.takes_step_logits = message.adapters, message.step_logits
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role,

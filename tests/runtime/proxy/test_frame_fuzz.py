@@ -77,7 +77,7 @@ ABOUT_TOKENS: dict[str, Valid] = {
     ),
     "step": lambda sender, proxy, request: Step(
         sender, proxy, [request.id, request.id],
-        [[request.attempts.number, 0, 0, 4, 0, 10], [request.attempts.number, 0, 1, 4, 0, 10]],
+        [[request.attempts.number, 0, 0, 4, 0, 10], [request.attempts.number, 0, 1, 4, 0, 10]], [b"", b"\0" * 8],
     ),
     "progress": lambda sender, proxy, request: Progress(sender, proxy, request.id, request.attempts.number, 2, 0),
     "failed": lambda sender, proxy, request: Failed(sender, proxy, request.id, request.attempts.number, "why", 503),
