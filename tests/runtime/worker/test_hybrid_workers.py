@@ -112,5 +112,5 @@ def test_evicted_states_are_read_back(
 
 
 def test_what_a_state_cannot_do_is_refused_at_the_start(hybrid: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="leave --speculative-tokens out"):
+    with pytest.raises(ModelError, match="leave --speculative-tokens"):
         open_worker(hybrid, tmp_path, "mixed:0", "mixed", **SETTINGS, speculative_tokens=2)

@@ -96,7 +96,7 @@ COMMON_NAMES = (
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
 NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
-HYBRIDS = ("qwen3_next", "qwen3_5_text")
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "bamba")
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
