@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated delta rule (Yang et al., 2024, arXiv 2412.06464), position after position.
+"""The gated delta rule (Yang et al., 2024, arXiv 2412.06464) and the state space of Mamba 2 (Dao and Gu, 2024, arXiv
+2405.21060), position after position.
 
 All shapes are those of one position, whatever the number of rows: so a row's bits depend on what is before it in its
 sequence only, and rows may be cut in any way (C16).
@@ -13,15 +14,18 @@ from pontil.gpu_ops.elementwise import apply
 NORM_EPSILON = 1e-6
 
 
-def causal_convolution(before: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def causal_convolution(before: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Convolve each channel of x float32 [rows, channels] with its own weight [channels, width]; `before` [width - 1,
-    channels] are the rows in front, and become those in front of the row that follows. Of the result silu is taken."""
+    channels] are the rows in front, and become those in front of the row that follows. Of the result, to which a `bias`
+    [channels] is added, silu is taken."""
     rows = torch.cat((before, x))
     count, width = len(x), weight.shape[1]
     total = rows[:count] * weight[:, 0]
     for place in range(1, width):
         total = total + rows[place : place + count] * weight[:, place]
     before.copy_(rows[count:])
+    if bias is not None:
+        total = total + bias
     return apply(torch.nn.functional.silu, total)
 
 
@@ -43,5 +47,18 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor
         state *= decay[row].view(-1, 1, 1)
         wrong = v[row] - (state * k[row]).sum(1)
         state += k[row] * (wrong * strength[row].unsqueeze(-1)).unsqueeze(1)
+        out[row] = (state * q[row]).sum(1)
+    return out
+
+
+def state_space(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+    """Read the state with each row's queries after it was multiplied by the decay and the row's values were added at
+    its keys. Shapes are those of `gated_delta`."""
+    shared = state.shape[0] // q.shape[1]
+    q, k = (x.repeat_interleave(shared, dim=1).unsqueeze(-1) for x in (q, k))
+    out = torch.empty_like(v)
+    for row in range(len(v)):
+        state *= decay[row].view(-1, 1, 1)
+        state += k[row] * v[row].unsqueeze(1)
         out[row] = (state * q[row]).sum(1)
     return out

@@ -74,10 +74,8 @@ class KVLayout:
 
     def pages_of(self, blocks: Sequence[int], positions: int) -> Sequence[int]:
         """Number the pages of the first so many positions of a sequence with these blocks."""
-        if self.block_pages == 1:
-            return blocks
-        count = -(-positions // self.page_size)
-        return [block * self.block_pages + page for block in blocks for page in range(self.kv_pages)][:count]
+        count, apart, own = -(-positions // self.page_size), self.block_pages, range(self.kv_pages)
+        return [block * apart + page for block in blocks for page in own][:count]
 
     @property
     def kv_heads(self) -> range:

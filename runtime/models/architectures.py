@@ -29,8 +29,8 @@ class Architecture:
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
     with a window have a rotary base of their own and queries are scaled by a stated number. Layers mix positions by
-    attention to keys and values of `heads`, or to `latent` vectors, or some of them by a state, the gated delta rule of
-    which reads one projection or several (runtime/models/config.py).
+    attention to keys and values of `heads`, or to `latent` vectors, or some of them by a state: of the gated delta
+    rule, which reads one projection or several, or of Mamba 2 (runtime/models/config.py).
     Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
     (`partial_rotary`), have `sinks`, and have norms if the configuration says so (`optional_head_norms`).
     `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/hf/fused_experts.py).
@@ -68,7 +68,7 @@ class Architecture:
     has_experts: bool = False
     expert_size: str = "moe_intermediate_size"
     replaced: Mapping[str, str] = field(default_factory=dict)
-    mixer: Literal["heads", "latent", "gated_delta", "joined_gated_delta"] = "heads"
+    mixer: Literal["heads", "latent", "gated_delta", "joined_gated_delta", "mamba2"] = "heads"
     guessing_layers: bool = False
 
     @property
@@ -108,6 +108,8 @@ QWEN_HYBRID: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+MAMBA: dict[str, Any] = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4}
+PLAIN_MAMBA: dict[str, Any] = {"mamba_conv_bias": True, "mamba_proj_bias": False}
 PLAIN: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False}
 
 ROWS = (
@@ -193,6 +195,18 @@ ROWS = (
         fixed=PLAIN, nested_in="qwen3_5_moe", renamed={"model.language_model.": "model."},
         others=("mtp.", "model.visual."), window_use="never", head_norms=True, offset_norms=True, partial_rotary=True,
         has_experts=True, mixer="gated_delta",
+    ),
+    Architecture(
+        "bamba", "bamba:Bamba",
+        MAMBA | {
+            "max_position_embeddings": 262144, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5, "bos_token_id": 1, "eos_token_id": 2,
+        },
+        fixed=PLAIN | PLAIN_MAMBA, window_use="never", partial_rotary=True, mixer="mamba2",
+        replaced={
+            ".feed_forward.": ".mlp.", ".pre_ff_layernorm.": ".post_attention_layernorm.",
+            "model.final_layernorm.": "model.norm.",
+        },
     ),
     Architecture(
         "gpt_oss", "gpt_oss:GptOss",

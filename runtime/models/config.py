@@ -107,14 +107,15 @@ class RecurrentConfig:
     """Layers that have a state of one size in the place of keys and values, and what they multiply.
 
     Layers number `layers` are such ones: "gated_delta" (Yang et al., 2024, arXiv 2412.06464), whose projections in are
-    one for each use, or "joined_gated_delta", where one has all that belongs to a key head side by side.
+    one for each use, or "joined_gated_delta", where one has all that belongs to a key head side by side, or "mamba2"
+    (Dao and Gu, 2024, arXiv 2405.21060), whose groups are key heads here.
 
     A state is a matrix [key_dim, value_dim] for each of `value_heads`, of which equally many neighbours share the query
     and the key of one of `key_heads`. Queries, keys and values go through a causal convolution over `width` positions
     before, each channel on its own.
     """
 
-    kind: Literal["gated_delta", "joined_gated_delta"]
+    kind: Literal["gated_delta", "joined_gated_delta", "mamba2"]
     layers: tuple[int, ...]
     key_heads: int
     value_heads: int

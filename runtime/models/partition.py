@@ -136,7 +136,8 @@ def check_states(config: ModelConfig, device: str, guesses: bool) -> None:
     if device != "cpu":
         raise ModelError("recurrent layers are computed on CPUs only by this version: start the worker on a CPU")
     if guesses:
-        raise ModelError("states of recurrent layers do not go back over guesses: leave --speculative-tokens out")
+        options = "--speculative-tokens and --speculative-model"
+        raise ModelError(f"states of recurrent layers do not go back over guesses: leave {options} out")
 
 
 def check_shares(config: ModelConfig, ranks: int) -> None:
@@ -158,6 +159,8 @@ def obstacle(config: ModelConfig, ranks: int) -> str | None:
         return f"it has {heads} query heads"
     if kv_heads % ranks and ranks % kv_heads:
         return f"it has {kv_heads} KV heads"
+    if config.recurrent is not None and config.recurrent.kind == "mamba2":
+        return "its recurrent layers have a norm over all heads"
     if config.recurrent is not None and (config.recurrent.key_heads % ranks or kv_heads % ranks):
         return f"it has {kv_heads} KV heads and {config.recurrent.key_heads} recurrent ones, which are divided whole"
     if config.hidden_size % (ranks * PANEL):

@@ -3,7 +3,7 @@
 
 import time
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -166,6 +166,39 @@ class KeyQueue:
         return self.new.pop(0) if is_new else self.begun.popleft()
 
 
+class AnswerEnds:
+    """The unfilled last blocks of answers, which end with states: by the key of the block before, how many positions
+    they have. At most `most` are remembered, those found or added last."""
+
+    def __init__(self, index: PrefixIndex, most: int) -> None:
+        self.index, self.most = index, most
+        self.counts: OrderedDict[tuple[Key, int], None] = OrderedDict()
+        self.behind: dict[Key, set[int]] = {}
+
+    def add(self, parent: Key, count: int) -> None:
+        self.counts[parent, count] = None
+        self.counts.move_to_end((parent, count))
+        self.behind.setdefault(parent, set()).add(count)
+        if len(self.counts) > self.most:
+            self.forget(*next(iter(self.counts)))
+
+    def forget(self, parent: Key, count: int) -> None:
+        del self.counts[parent, count]
+        self.behind[parent].remove(count)
+        if not self.behind[parent]:
+            del self.behind[parent]
+
+    def find(self, parent: Key, tokens: list[int]) -> tuple[int, int] | None:
+        """Return the block behind this one with most of these tokens, if one is known that has no others, and their
+        count."""
+        for count in sorted(self.behind.get(parent, ()), reverse=True):
+            key = chain(parent, tokens[:count])
+            block = self.index.find(key) if count <= len(tokens) else None
+            if block is not None:
+                return block, count
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The first `computed` positions are known: in `blocks`, which the sequence will only read, and beyond them in
@@ -184,7 +217,8 @@ class PrefixCache:
 
     A sequence claims the blocks that it is going to compute: newer ones with the same prefix wait for them instead of
     computing them a second time. Blocks of answers are found only where the KV of their positions has the bits that it
-    would have in a prompt (rule C16). Blocks that end with states are found `whole` or not at all.
+    would have in a prompt (rule C16). Blocks that end with states are found `whole`, or as the end of an answer, at the
+    very position that their states are of.
     """
 
     def __init__(
@@ -197,6 +231,7 @@ class PrefixCache:
     ) -> None:
         self.pool, self.block_size, self.enabled, self.whole = pool, block_size, enabled, whole
         self.claims, self.unkeyed = PrefixClaims(pool.index), KeyQueue(clock)
+        self.ends = AnswerEnds(pool.index, pool.num_blocks)
         self.queried = self.hit = 0
 
     def keys_of(self, sequence: Sequence) -> PromptKeys:
@@ -234,7 +269,17 @@ class PrefixCache:
         blocks = self.pool.index.leading(self.keys_of(sequence).all)
         computed_tokens = min(len(blocks) * self.block_size, self.most(sequence))
         full_count, inside = divmod(computed_tokens, self.block_size)
+        if self.whole:
+            return self.with_end(sequence, blocks[:full_count])
         return PrefixHit(tuple(blocks[:full_count]), blocks[full_count] if inside else None, computed_tokens)
+
+    def with_end(self, sequence: Sequence, blocks: list[int]) -> PrefixHit:
+        """Return these first blocks of a sequence, and the end of an answer that it goes on from, if one is known."""
+        known, keys = len(blocks) * self.block_size, self.keys_of(sequence).all
+        parent = keys[len(blocks) - 1] if blocks else sequence.prefix.root
+        rest = sequence.prompt[known : min(known + self.block_size, sequence.length - 1)]
+        end = self.ends.find(parent, rest)
+        return PrefixHit(tuple(blocks), end[0], known + end[1]) if end else PrefixHit(tuple(blocks), None, known)
 
     def most(self, sequence: Sequence) -> int:
         """Return how many positions of a sequence may come from a cache. At least one is always left to compute."""
@@ -294,6 +339,11 @@ class PrefixCache:
         for index in range(full, sequence.computed // size):
             key = chain(key, tokens[index * size : (index + 1) * size])
             self.add(key, sequence.blocks[index])
+        whole, count = divmod(sequence.computed, size)
+        # Another choice may still write on in a block that is its own too.
+        if self.whole and count and not self.pool.is_shared(sequence.blocks[whole]):
+            self.add(chain(key, tokens[whole * size : sequence.computed]), sequence.blocks[whole])
+            self.ends.add(key, count)
 
     def add(self, key: Key, block: int, final: bool = True) -> None:
         self.pool.index.add(key, block, final)

@@ -132,9 +132,9 @@ class TileRunner:
 
     def paged(self, spans: Sequence[TileSpan]) -> Sequence[TileSpan]:
         """The spans with the numbers of their pages in the place of those of their blocks."""
-        layout = self.storage.layout
-        if layout.block_pages == 1:
+        if self.storage.states is None:
             return spans
+        layout = self.storage.layout
         return [replace(span, blocks=layout.pages_of(span.blocks, span.start + span.count)) for span in spans]
 
     def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:

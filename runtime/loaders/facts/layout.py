@@ -39,14 +39,16 @@ def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
 
 
 def mixer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
-    if config.recurrent is not None and config.is_recurrent(layer):
-        shapes = recurrent_shapes(config.recurrent, config.hidden_size)
-        return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
-    shapes = attention_shapes(config) if config.latent is None else latent_shapes(config, config.latent)
-    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+    recurrent = config.recurrent if config.is_recurrent(layer) else None
+    if recurrent is None:
+        shapes = attention_shapes(config) if config.latent is None else latent_shapes(config, config.latent)
+        return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+    mamba = recurrent.kind == "mamba2"
+    shapes = (mamba_shapes if mamba else delta_shapes)(recurrent, config.hidden_size)
+    return {f"{'mamba' if mamba else 'linear_attn'}.{name}": shape for name, shape in shapes.items()}
 
 
-def recurrent_shapes(config: RecurrentConfig, hidden: int) -> dict[str, Shape]:
+def delta_shapes(config: RecurrentConfig, hidden: int) -> dict[str, Shape]:
     values, heads = config.value_heads * config.value_dim, config.value_heads
     shapes: dict[str, Shape] = {"conv1d.weight": (config.channels, 1, config.width), "dt_bias": (heads,)}
     shapes |= {"A_log": (heads,), "norm.weight": (config.value_dim,), "out_proj.weight": (hidden, values)}
@@ -54,6 +56,14 @@ def recurrent_shapes(config: RecurrentConfig, hidden: int) -> dict[str, Shape]:
     if config.kind == "gated_delta":
         inwards = {"qkv": config.channels, "z": values, "b": heads, "a": heads}
     return shapes | {f"in_proj_{name}.weight": (size, hidden) for name, size in inwards.items()}
+
+
+def mamba_shapes(config: RecurrentConfig, hidden: int) -> dict[str, Shape]:
+    inner, heads = config.value_heads * config.value_dim, config.value_heads
+    shapes: dict[str, Shape] = dict.fromkeys(("dt_bias", "A_log", "D"), (heads,))
+    shapes |= {"conv1d.weight": (config.channels, 1, config.width), "conv1d.bias": (config.channels,)}
+    shapes |= {"norm.weight": (inner,), "in_proj.weight": (inner + config.channels + heads, hidden)}
+    return shapes | {"out_proj.weight": (hidden, inner)}
 
 
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.json_fields import integer, layer_count
+from pontil.runtime.loaders.facts.json_fields import integer, layer_count, short
 from pontil.runtime.models.architectures import Architecture
 from pontil.runtime.models.config import RecurrentConfig
 
@@ -15,6 +16,8 @@ FULL, RECURRENT = "full_attention", "linear_attention"
 
 def recurrent_config(architecture: Architecture, data: dict[str, Any]) -> RecurrentConfig | None:
     """Raises ModelError for a missing size, or layers of a kind that is not known."""
+    if architecture.mixer == "mamba2":
+        return mamba_config(data)
     if architecture.mixer not in ("gated_delta", "joined_gated_delta"):
         return None
     return RecurrentConfig(
@@ -26,6 +29,32 @@ def recurrent_config(architecture: Architecture, data: dict[str, Any]) -> Recurr
         value_dim=integer(data, "linear_value_head_dim"),
         width=integer(data, "linear_conv_kernel_dim"),
     )
+
+
+def mamba_config(data: dict[str, Any]) -> RecurrentConfig:
+    limit = data.get("time_step_limit")
+    if limit not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
+        raise ModelError(f"the model has time_step_limit = {short(limit)}: this version runs steps of any length only")
+    heads, inner = integer(data, "mamba_n_heads"), integer(data, "mamba_expand", 2) * integer(data, "hidden_size")
+    return RecurrentConfig(
+        kind="mamba2",
+        layers=mamba_layers(data),
+        key_heads=integer(data, "mamba_n_groups"),
+        value_heads=heads,
+        key_dim=integer(data, "mamba_d_state"),
+        value_dim=inner // max(heads, 1),
+        width=integer(data, "mamba_d_conv"),
+    )
+
+
+def mamba_layers(data: dict[str, Any]) -> tuple[int, ...]:
+    """The layers with a state: all but those that are listed as having attention, or those of that kind."""
+    listed = data.get("attn_layer_indices")
+    if listed is None:
+        return recurrent_layers(data)
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise ModelError(f"config.json needs a list of layers as attn_layer_indices, not {short(listed)}")
+    return tuple(layer for layer in range(layer_count(data)) if layer not in listed)
 
 
 def recurrent_layers(data: dict[str, Any]) -> tuple[int, ...]:

@@ -132,18 +132,42 @@ def test_the_next_turn_finds_the_answer(model: Model) -> None:
     one.engine.add(turn)
     cold.engine.add(sequence("b", talk + PROMPT[:9], COUNT))
     assert drain(one.engine)["b"] == drain(cold.engine)["b"]
-    assert turn.history.cached == STATE_TOKENS
+    # Kernels have the state after the answer, at the last position that was computed.
+    assert turn.history.cached == (len(talk) - 1 if one.engine.runner.answers_are_found else STATE_TOKENS)
+    check_free(one)
+
+
+def test_the_end_of_an_answer_is_found_by_its_very_tokens(model: Model) -> None:
+    """And no state of a choice that goes on is taken for that of one that has ended."""
+    if model.kernels is None:
+        pytest.skip("torch computes answers again as prompts")
+    one, cold = rig(model), rig(model, caching=False)
+    asked = sequence("a", PROMPT[:40], 9, n=2, temperature=1.2, seed=3)
+    one.engine.add(asked)
+    answers = drain(one.engine)
+    talks = [PROMPT[:40] + answer for answer in answers.values()]
+    turns = {f"{place}": [*talk, 3, 1] for place, talk in enumerate(talks)}
+    turns |= {"cut": [*talks[0][:-2], 5, 6, 7, 8], "short": talks[0][:30], "equal": talks[1]}
+    cached = {}
+    for name, prompt in turns.items():
+        turn = sequence(name, prompt, COUNT)
+        one.engine.add(turn)
+        cold.engine.add(sequence(name, prompt, COUNT))
+        assert drain(one.engine)[name] == drain(cold.engine)[name]
+        cached[name] = turn.history.cached
+    assert cached == {"0": 48, "1": 48, "cut": 0, "short": 0, "equal": 48}
+    check_free(one)
 
 
 def test_a_long_prompt_is_found_from_its_last_boundary(model: Model) -> None:
     long = (PROMPT * 7)[:4000]
     one = rig(model)
-    turns = [sequence("a", long, 1), sequence("b", [*long, 5], 1)]
+    turns = [sequence("a", long, 1), sequence("b", [*long[:3990], 5], 1)]
     for turn in turns:
         one.engine.add(turn)
         drain(one.engine)
     assert [turn.history.cached for turn in turns] == [0, 4000 // STATE_TOKENS * STATE_TOKENS]
-    assert turns[0].history.prompt_computed == 4000 and turns[1].history.prompt_computed == 4001 - 3840
+    assert turns[0].history.prompt_computed == 4000 and turns[1].history.prompt_computed == 3991 - 3840
 
 
 def test_a_block_is_pages_and_states(model: Model) -> None:

@@ -25,6 +25,8 @@ CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 # The tokens that follow the second and the third cross every sliding window of the models: 37, 64 and 65.
 LENGTHS = (1, 36, 64, 200)
 COUNT = examples(16, 64)
+# Position after position takes torch seconds; the kernels compute them by default (test_kernels.py).
+BY_KERNELS = {"qwen3_next", "qwen3_5_text"}
 # By default each architecture computes the logits of transformers, in any cutting. Each kind of attention, of cells, of
 # experts and of their choice is in one of these, which compute in company too, and in both types with --long.
 IN_FLOAT32, IN_BFLOAT16 = {"glm4_moe"}, {"qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3"}
@@ -40,7 +42,7 @@ class ModelPair:
     path: Path
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=by_default(set(NAMES) - BY_KERNELS, NAMES))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPair]:
     path = tmp_path_factory.mktemp(request.param)
     hugging = hugging_model(request.param)

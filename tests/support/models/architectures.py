@@ -96,7 +96,9 @@ COMMON_NAMES = (
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
 NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
-HYBRIDS = ("qwen3_next", "qwen3_5_text")
+# Those that the kernels compute.
+KERNEL_NAMES = tuple(name for name in NAMES if name != "bamba")
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "bamba")
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import (
+    BambaConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Glm4Config,
@@ -49,6 +50,10 @@ def latent(sizes: Sizes, **fields: Any) -> Sizes:
 
 
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
+    "bamba": lambda sizes: BambaConfig(
+        **(sizes | {"initializer_range": 0.1}), attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2,
+        mamba_d_state=16, mamba_d_conv=3,
+    ),
     "qwen3_next": lambda sizes: Qwen3NextConfig(**(HYBRID_EXPERTS | sizes | HYBRID), num_experts_per_tok=2),
     "qwen3_5_text": lambda sizes: Qwen3_5TextConfig(**(sizes | HYBRID), tie_word_embeddings=True),
     "mixtral": lambda sizes: MixtralConfig(

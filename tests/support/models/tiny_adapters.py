@@ -53,7 +53,9 @@ def weight_part(model: PreTrainedModel, name: str) -> Tensor:
     """Return the weight of a layer, or the part of the one that has gates and ups together."""
     above, _, last = name.rpartition(".")
     weights: dict[str, Tensor] = dict(model.named_parameters())
-    if (own := weights.get(f"{name}.weight")) is not None:
-        return own
+    # Bamba has another name for its MLPs.
+    for known in (name, name.replace(".mlp.", ".feed_forward.")):
+        if (own := weights.get(f"{known}.weight")) is not None:
+            return own
     gate, up = weights[f"{above}.gate_up_proj.weight"].chunk(2)
     return up if last == "up_proj" else gate
