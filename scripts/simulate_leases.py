@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flood a site of the world beside a leased prefix, and kill every worker in turn (docs/guide/contracts.md).
+"""Flood a site of the world beside a leased prefix, and kill or drain every worker in turn (docs/guide/contracts.md).
 
     python scripts/simulate_leases.py --steps 1=14.4,8=14.8,32=53.3,256=284.2 [--requests 5770] [--lease 10800]
 
@@ -26,7 +26,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ratio", default="0:3", metavar="P:D", help="prefill and decode workers, or 0:D mixed ones")
     parser.add_argument("--requests", type=int, default=5770, help="requests of the flood")
     parser.add_argument("--lease", type=int, default=10_800, metavar="TOKENS", help="tokens of the leased prefix")
-    parser.add_argument("--no-kills", action="store_true", help="leave the workers alone")
+    parser.add_argument("--befalls", choices=["kill", "drain", "nothing"], default="kill", help="every worker in turn")
+    parser.add_argument(
+        "--first", type=float, default=1.0, metavar="PARTS", help="of the flood before the first worker"
+    )
     return parser.parse_args()
 
 
@@ -36,13 +39,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
         model = model_for(Path(folder))
         from goodput import use
-        from lease_flood import FloodOutcome, figures, flooded
+        from lease_flood import FloodOutcome, Turns, figures, flooded
         from seed_children import told_by_a_child
         from step_profile import StepProfile
 
         use(StepProfile.read(given.steps), 0.1e-3)
+        turns = Turns(None if given.befalls == "nothing" else given.befalls, given.first)
         for lease in (0, given.lease):
-            work = partial(flooded, given.ratio, model, given.requests, lease, not given.no_kills)
+            work = partial(flooded, given.ratio, model, given.requests, lease, turns)
             found = FloodOutcome(**told_by_a_child(work))
             print(json.dumps(figures(given.ratio, found)), flush=True)
             wrong += found.violations

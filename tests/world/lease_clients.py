@@ -50,7 +50,7 @@ class LeaseClient:
         self.asked_at = self.granted_at = 0.0
         self.then: Callable[[HttpReader], None] = self.kept
         self.pending: PendingAnswer | None = None
-        self.is_over = False
+        self.is_over = self.has_released = False
 
     def begin(self) -> None:
         self.tries += 1
@@ -81,6 +81,7 @@ class LeaseClient:
         if change < 0.25:
             self.ask("PATCH", self.path, self.looked, {"ttl": self.seconds})
         elif change < 0.5:
+            self.has_released = True
             self.ask("DELETE", self.path, self.looked)
         else:
             self.look()
@@ -171,9 +172,25 @@ def a_leased_block_is_found(watch: "SeedWatch") -> Iterator[str]:
         if owned != book.pins or any(pool.owners.get(block, 0) < 1 for block in owned):
             yield f"{name} has leases on {sorted(owned)}, pins {sorted(book.pins)} and owners of {sorted(pool.owners)}"
         for lease in book.leases.values():
+            watch.holdings.setdefault((lease.id, name), Holding()).seen(watch.world.now())
             missing = sum(pool.index.blocks.get(key) not in owned for key in lease.keys)
             if missing:
                 yield f"{name} lacks {missing} of {len(lease.keys)} blocks of {lease.id}"
+
+
+class Holding:
+    """The time in which a worker was seen to hold a lease: it may have moved there, and away again."""
+
+    def __init__(self) -> None:
+        self.first = self.last = -1.0
+
+    def seen(self, now: float) -> None:
+        if now - self.last > LOOK:
+            self.first = now
+        self.last = now
+
+    def covers(self, since: float, until: float) -> bool:
+        return self.first <= since and until - LOOK < self.last
 
 
 def a_leased_token_is_hit_or_refunded(run: "SeedRun") -> Iterator[str]:
@@ -185,16 +202,17 @@ def a_leased_token_is_hit_or_refunded(run: "SeedRun") -> Iterator[str]:
     for client in run.leases.clients:
         if client.granted is None or client.last is None:
             continue
-        views = list(views_of(run, client.granted["id"]))
-        holders = {view.worker_name for view in views}
+        name, tokens = client.granted["id"], client.granted["tokens"]
+        views = list(views_of(run, name))
         states = {client.last["state"], *(view.term.state for view in views)}
-        is_refunded = "refunded" in states or client.granted["id"] in refunded
+        is_refunded = "refunded" in states or name in refunded
         for asked, answered, cached, route in client.hits:
             in_time = answered < client.granted_at + client.seconds - MARGIN
             if not in_time or is_refunded or not run.watch.was_calm(asked, answered):
                 continue
-            if route.split(">")[0] in holders and cached < client.granted["tokens"]:
-                yield f"{client.granted['id']} has {client.granted['tokens']} tokens, and {cached} were found"
+            holding = run.watch.holdings.get((name, route.split(">")[0]))
+            if holding is not None and holding.covers(asked, answered) and cached < tokens:
+                yield f"{name} has {tokens} tokens, and {cached} were found"
 
 
 def views_of(run: "SeedRun", name: str) -> Iterator[Any]:
@@ -231,6 +249,8 @@ def byte_seconds_are_conserved(run: "SeedRun") -> Iterator[str]:
         state, granted, held, released, refunded = rows[name]
         if granted < least or granted < held + released + refunded:
             yield f"{name} was granted {least}, and its row has {rows[name]}"
+        if released and not client.has_released:
+            yield f"{name} was released by nobody, and its row has {rows[name]}"
         if state == OPEN and not is_left or state != OPEN and granted != held + released + refunded:
             yield f"{name} is over, and its row has {rows[name]}"
 

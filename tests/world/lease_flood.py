@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A site of the world under a flood of requests that washes every pool many times, with a long prefix leased beside it
-and every worker killed in turn: what the lease costs the flood, and whether each request behind it finds its tokens."""
+and every worker killed, or drained for a while, in turn: what the lease costs the flood, and whether each request
+behind it finds its tokens."""
 
 import json
 import random
@@ -26,13 +27,15 @@ CONTEXT, BLOCKS, CROWD = 12_288, 4096, 150
 ANSWER = 8
 # Seconds between two requests behind the lease, and the most that all of it may last.
 EACH, LASTS = 5.0, 20_000.0
+# Seconds after which a drained worker is asked back, and the draw of the longest time that a drain may take.
+DRAINED_FOR, LONG_DRAIN = 4.0, 0.9
 PATH, OWN, HOLDS_FOR = "/v1/prefixes", 250, 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class FloodOutcome:
-    """The outcome of a flood: its requests that were `answered` within so many `seconds`, the `kills`, and of the
-    requests behind the lease how many found all of its tokens (`hits`), how many asked while it was `moving` from a
+    """The outcome of a flood: its requests that were `answered` within so many `seconds`, the `kills` or drains, and of
+    the requests behind the lease how many found all of its tokens (`hits`), how many asked while it was `moving` from a
     dead process to its successor, and what the others found. Of the lease its tokens, its last `state` with the reason,
     and its byte-seconds."""
 
@@ -47,6 +50,15 @@ class FloodOutcome:
     reason: str | None
     byte_seconds: dict[str, int]
     violations: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The kind of the fault that befalls every worker in turn, or None; and when the first one is, in parts of the
+    flood of which there is one more than workers."""
+
+    befalls: str | None = "kill"
+    first: float = 1.0
 
 
 class LeaseHolder:
@@ -126,15 +138,17 @@ class LeaseHolder:
 
 
 class LeaseFlood(Trial):
-    """A flood of so many requests, CROWD of them at a time, with a lease on so many tokens or none. With `kills` every
-    worker is killed in turn, each when as large a part of the flood was answered."""
+    """A flood of so many requests, CROWD of them at a time, with a lease on so many tokens or none. Something `befalls`
+    every worker in turn, each when as large a part of the flood was answered; the first one after so much of such a
+    part."""
 
-    def __init__(self, ratio: str, model: TinyModel, folder: Path, requests: int, lease: int, kills: bool) -> None:
+    def __init__(self, ratio: str, model: TinyModel, folder: Path, requests: int, lease: int, turns: Turns) -> None:
         plan = replace(site_of(ratio), blocks=BLOCKS, kept_kv=1)
         super().__init__(plan, replace(model, config=replace(model.config, max_model_len=CONTEXT)), folder, requests, 1)
         self.holder = LeaseHolder(self.world, Dialer(self.world, self.find_proxy), lease) if lease else None
         self.faults = FaultMaker(self.world, self.site)
-        self.kills = plan.worker_names if kills else []
+        self.turns = turns
+        self.kills = plan.worker_names if turns.befalls else []
         self.killed = 0
         self.next = 0
 
@@ -145,9 +159,11 @@ class LeaseFlood(Trial):
     def ended(self, call: Any) -> None:
         super().ended(call)
         answered = len(self.calls) - self.waiting
-        if self.killed < len(self.kills) and answered * (len(self.kills) + 1) >= len(self.calls) * (self.killed + 1):
+        part = len(self.calls) / (len(self.kills) + 1)
+        if self.killed < len(self.kills) and answered >= part * (self.killed + self.turns.first):
             self.killed += 1
-            self.faults.plan([SeedFault(0.0, "kill", self.kills[self.killed - 1], 0.0, 0.5)], self.world.now())
+            fault = SeedFault(0.0, str(self.turns.befalls), self.kills[self.killed - 1], DRAINED_FOR, LONG_DRAIN)
+            self.faults.plan([fault], self.world.now())
         self.one_more()
 
     def one_more(self) -> None:
@@ -186,13 +202,13 @@ class LeaseFlood(Trial):
         return FloodOutcome(done, seconds, self.killed, *hits, *told, violations)
 
 
-def flooded(ratio: str, model: TinyModel, requests: int, lease: int, kills: bool) -> FloodOutcome:
+def flooded(ratio: str, model: TinyModel, requests: int, lease: int, turns: Turns) -> FloodOutcome:
     """Run one flood. Nothing but the deaths befalls the memory that outlives them: seeds have damage, which is
     refunded."""
     untyped: Any = kept_memory
     untyped.CHANGED = 0.0
     with quiet_folder() as folder:
-        return LeaseFlood(ratio, model, folder, requests, lease, kills).flood()
+        return LeaseFlood(ratio, model, folder, requests, lease, turns).flood()
 
 
 def figures(ratio: str, found: FloodOutcome) -> dict[str, Any]:

@@ -14,6 +14,7 @@ PLANTED = {
     "leases-own-no-blocks": (1, "a_leased_block_is_found"),
     "refunds-are-forgotten": (4, "byte_seconds_are_conserved"),
     "lease-says-more-than-it-keeps": (9, "a_leased_token_is_hit_or_refunded"),
+    "lease-is-let-go-before-it-moved": (33, "byte_seconds_are_conserved"),
 }
 
 
@@ -26,11 +27,13 @@ def test_a_planted_fault_of_leases_is_found(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("befalls", ["kill", "drain"])
 @pytest.mark.parametrize("ratio", ["0:3", "1:2"])
-def test_a_flood_and_a_kill_of_every_worker_leave_a_lease_whole(ratio: str) -> None:
+def test_a_flood_leaves_a_lease_whole_while_every_worker_dies_or_drains(ratio: str, befalls: str) -> None:
     """A part of the flood of docs/guide/contracts.md: each request behind the lease finds all of it."""
     steps = "1=14.4,8=14.8,32=53.3,256=284.2"
     command = [sys.executable, "scripts/simulate_leases.py", "--steps", steps, "--requests", "300", "--ratio", ratio]
+    command += ["--befalls", befalls]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert not done.returncode, done.stdout + done.stderr
     alone, beside = [json.loads(line) for line in done.stdout.splitlines()]

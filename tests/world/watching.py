@@ -5,7 +5,7 @@ fault, a start or a change was last seen to be under way."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lease_clients import a_leased_block_is_found
+from lease_clients import Holding, a_leased_block_is_found
 from releases import NEXT, is_next, may_wait_for_its_release
 from served_proxy import ProxyProcess
 
@@ -37,6 +37,8 @@ class SeedWatch:
         self.disturbed_at = run.world.time
         self.disturbances: list[float] = []
         self.seen: set[str] = set()
+        # When each lease was seen with each worker.
+        self.holdings: dict[tuple[str, str], Holding] = {}
         # Those that each watch looks at now.
         self.serving: list[ProxyProcess] = []
         self.working: list[Worker] = []

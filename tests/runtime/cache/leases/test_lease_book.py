@@ -168,6 +168,67 @@ TestLeaseHistory = LeaseHistory.TestCase
 TestLeaseHistory.settings = settings(max_examples=20, stateful_step_count=25)
 
 
+class MovedLease(RuleBasedStateMachine):
+    """One lease that moves between two workers' books, whatever its proxy, which bills it, does in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books, self.at, self.now = (book_of(most=None), book_of(most=None)), 0, 1000.0
+        self.keys, self.flooded = keys_of(0, 8), 0
+        self.billed = LeaseTerm(len(self.keys) * BLOCK_BYTES, self.now, 9)
+        self.take()
+
+    def take(self) -> None:
+        """Have the worker where it is now keep it, since it began."""
+        assert compute(self.books[self.at].pool, self.keys)
+        term = LeaseTerm(self.billed.size, self.billed.began, self.billed.seconds)
+        self.books[self.at].grant(PrefixLease("moved", "ada", self.keys, 32, "proxy", term), self.now)
+
+    @property
+    def is_over(self) -> bool:
+        return self.now >= self.billed.end
+
+    @rule(seconds=floats(0.0, 4.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for book in self.books:
+            book.expire(self.now)
+
+    @rule()
+    def move(self) -> None:
+        """The first worker lets go once the other one has it."""
+        if not self.is_over:
+            before, self.at = self.books[self.at], 1 - self.at
+            self.take()
+            before.release("moved", self.now)
+
+    @rule(seconds=integers(1, 9))
+    def extend(self, seconds: int) -> None:
+        if not self.is_over:
+            self.billed.seconds = self.billed.lasting(seconds, self.now)
+            assert self.books[self.at].extend("moved", self.billed.seconds, self.now)
+
+    @rule(count=integers(1, LONGEST))
+    def flood(self, count: int) -> None:
+        self.flooded += 1
+        assert all(compute(book.pool, keys_of(1000 + self.flooded, count)) for book in self.books)
+
+    @invariant()
+    def it_is_kept_once_and_for_all_that_is_billed(self) -> None:
+        here, other = self.books[self.at], self.books[1 - self.at]
+        assert not other.leases and ("moved" in here.leases) is not self.is_over
+        if not self.is_over:
+            assert here.leases["moved"].term.amounts(self.now) == self.billed.amounts(self.now)
+            assert len(here.pool.index.leading(self.keys)) == len(self.keys), "a leased block was evicted"
+        for book in self.books:
+            book.check()
+            book.pool.check()
+
+
+TestMovedLease = MovedLease.TestCase
+TestMovedLease.settings = settings(max_examples=20, stateful_step_count=25)
+
+
 def test_a_leased_prefix_outlives_a_flood_that_fills_the_pool_many_times() -> None:
     book, keys = book_of(), keys_of(0, 8)
     assert compute(book.pool, keys)
