@@ -15,7 +15,7 @@ from pontil.runtime.proxy.balance.needs import Needs
 # Pressure below which nothing is to be gained.
 CALM = 0.6
 # The gain, as a part of the pressure, that a change has to exceed, and the seconds of a whole gain beyond it.
-MARGIN, ENOUGH = 0.12, 1.0
+MARGIN, ENOUGH = 0.08, 1.0
 # So many times as much, at first, for a change that goes back, and the seconds in which that becomes less.
 BACK, FORGOTTEN = 5.0, 60.0
 # Seconds from one change to the next, and to one that goes back.

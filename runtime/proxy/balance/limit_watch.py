@@ -69,4 +69,4 @@ class LimitWatch:
     def warn(self, seconds: float | None, limit: str, work: str, present: int, wanted: int) -> None:
         if seconds is not None:
             when = "now" if not seconds else f"in about {max(1, round(seconds / 60))} min, as the load grows"
-            LOG.warning("%s is missed %s: %s have %d workers and need %d", limit, when, work, present, wanted)
+            LOG.warning("%s is missed %s: %s have %d workers and need %d now", limit, when, work, present, wanted)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_profile import small_profile
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
@@ -67,3 +68,22 @@ def test_traces_need_their_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         topology(otlp_traces_endpoint="http://127.0.0.1")
     assert "run `pip install pontil[otel]`" in refusal.value.message and refusal.value.exit_code == 2
     assert topology().children[0].config["otlp_traces_endpoint"] is None
+
+
+def test_a_profile_and_roles_that_follow_the_load_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "small.json"
+    path.write_text(small_profile().text())
+    config = topology(profile=str(path), balance="auto", ttft_limit="1000", tpot_limit="40").children[0].config
+    assert (config["profile"], config["balance"], config["ttft_limit"], config["tpot_limit"]) == (
+        str(path), "auto", 1000.0, 40.0,
+    )  # fmt: skip
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(path.read_text().replace("small", "other"))
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"profile": str(wrong)}, "its digest is another one"),
+        ({"profile": str(tmp_path / "missing.json")}, "cannot be read: No such file"),
+        ({"balance": "auto", "disagg": "never"}, "--disagg never has no such"),
+    )
+    for flags, words in refused:
+        with pytest.raises(OptionError, match=words):
+            topology(**flags)

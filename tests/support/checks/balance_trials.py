@@ -10,7 +10,7 @@ from typing import Any
 from recorded_profile import small_profile
 
 from pontil.runtime.planner.device_profile import DeviceProfile, StepTimes
-from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.planned_site import Disagg, PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, PlannedTrial
 
 # Workers of a site, and the limits of its requests in milliseconds.
@@ -73,9 +73,11 @@ def asked(phase: Phase, chance: random.Random) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """The outcome: the share of requests that kept both limits, and the role changes with their times."""
+    """The outcome: the share of requests that kept both limits, the requests that failed, and the role changes with
+    their times."""
 
     share: float
+    failures: int
     changes: list[tuple[float, str, str]]
 
 
@@ -86,16 +88,19 @@ def kept(one: PlannedRequest) -> bool:
     return first - one.sent <= TTFT / 1e3 and (last - first) / max(1, one.tokens - 1) <= TPOT / 1e3
 
 
-def outcome(prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool) -> Balanced:
+def outcome(prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool, disagg: Disagg = "auto") -> Balanced:
     """Run a load on so many prefill workers, the others decode; where they `balance`, these are the first roles."""
     options: dict[str, Any] = {"ttft_limit": TTFT, "tpot_limit": TPOT, "balance": "auto"} if balance else {}
-    site = PlannedSite(PlannedTopology(prefill, WORKERS - prefill, 0, "auto"), MODEL.get(), seed, options)
+    site = PlannedSite(PlannedTopology(prefill, WORKERS - prefill, 0, disagg), MODEL.get(), seed, options)
     report = ShiftingTrial(site, phases, seed).run()
     assert not site.world.failures, site.world.failures
     site.close()
     began = site.world.time - report.seconds
     share = sum(map(kept, report.requests)) / max(1, len(report.requests))
-    return Balanced(round(share, 4), [(round(at - began, 2), name, role) for at, name, role in site.roles.made])
+    failures = sum(one.failure is not None for one in report.requests)
+    return Balanced(
+        round(share, 4), failures, [(round(at - began, 2), name, role) for at, name, role in site.roles.made]
+    )
 
 
 class KeptModel:

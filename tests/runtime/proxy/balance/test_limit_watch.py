@@ -30,7 +30,7 @@ def test_a_growing_load_is_said_once_and_before_it_is_too_much(caplog: pytest.Lo
 def test_it_is_said_again_once_it_was_over(caplog: pytest.LogCaptureFixture) -> None:
     told = warned(caplog, LimitWatch(None, 40.0), [*[1.5] * 10, *[0.3] * 30, *[1.5] * 10])
     assert [second >= 400 for second, _ in told] == [False, True]
-    assert "is missed now: answers have 2 workers and need 3" in told[0][1]
+    assert "is missed now: answers have 2 workers and need 3 now" in told[0][1]
 
 
 @pytest.mark.parametrize(("ttft", "tpot"), [(None, None), (1000.0, None)])

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roles that follow the load, with the real proxy and workers in virtual time (scripts/simulate_balance.py)."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from balance_trials import Phase, outcome
+from virtual_fork import in_virtual_time
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_roles_follow_a_load_that_shifts_and_nobody_notices() -> None:
+    """Prompts want a third prefill worker, answers a third that decodes; requests in flight stay where they are."""
+
+    def work() -> dict[str, Any]:
+        phases = [Phase(9.0, 1.7, 768, 2), Phase(18.0, 2.4, 16, 24)]
+        return asdict(outcome(2, phases, 1, balance=True, disagg="always"))
+
+    told = in_virtual_time(work)
+    assert told["failures"] == 0
+    roles = [role for _, _, role in told["changes"]]
+    assert roles[0] == "prefill" and roles[-1] == "decode" and len(roles) <= 4, told["changes"]
+
+
+@pytest.mark.long
+def test_over_seeds_they_beat_fixed_ones_on_shifting_loads_and_lose_little_on_steady_ones() -> None:
+    """Twelve of the thousand seeds, which take hours: `scripts/simulate_balance.py --seeds 1-1000`."""
+    command = [sys.executable, "scripts/simulate_balance.py", "--seeds", "1-12", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
+    assert not done.returncode, done.stdout + done.stderr
+    sums = {row["load"]: row for row in map(json.loads, done.stdout.splitlines()[-2:])}
+    assert sums["shifting"]["balanced"] > sums["shifting"]["best_fixed"]
+    assert sums["steady"]["balanced"] >= 0.95 * sums["steady"]["best_fixed"]
