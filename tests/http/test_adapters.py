@@ -81,6 +81,12 @@ def test_models_that_are_adapters_have_a_parent(adapting: ScriptedSite) -> None:
     assert wrong.status == 404 and "'sql'" in wrong.json["error"]["message"]
 
 
+def test_ollamas_list_has_adapters(adapting: ScriptedSite) -> None:
+    model, *adapters = adapting.ask("GET", "/api/tags").json["models"]
+    assert [one["name"] for one in adapters] == [f"{name}:latest" for name in DIGESTS]
+    assert {one["details"]["parent_model"] for one in adapters} == {model["name"]}
+
+
 def test_a_receipt_states_the_adapter(adapting: ScriptedSite) -> None:
     body = {"model": "sql"} | ASKED["/v1/completions"]
     answer = adapting.ask("POST", "/v1/completions", body, {"pontil-receipt": "1"}).json
