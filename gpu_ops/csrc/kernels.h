@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 18 };
+enum { PONTIL_ABI = 19 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -49,7 +49,8 @@ struct Matrix {
 };
 
 // One adapter of a matrix. `shrink` [parts * rank, inputs] has numbers of the type of the matrix's activations and as
-// many words for an output, and `expand` [panel of 16 outputs][rank][16] such numbers too. Rank 0: it changes nothing.
+// many words for an output, and `expand` [panel of 16 outputs][word][16] words of 32 bits, as a weight's. The rank is a
+// multiple of the numbers in a word. Rank 0: it changes nothing.
 struct Adapter {
     Matrix shrink;
     const void* expand;
