@@ -29,7 +29,8 @@ class Finished {
         }
         shrunk.resize(rows * stride);
         multiply<T>(context, parts.data(), int(parts.size()), x, rows, [&](int, int row, int output, float* sums) {
-            memcpy(shrunk.data() + row * stride + output, sums, GROUP * sizeof(float));
+            for (int i = 0; i < GROUP; i += LANES)
+                T::store_active(shrunk.data() + row * stride + output + i, load(sums + i));
         });
     }
 
@@ -37,19 +38,31 @@ class Finished {
         add_bias(matrix, output, sums);
         const Adapter* adapter = chosen ? adapter_of(row) : nullptr;
         if (!adapter) return;
-        const int rank = adapter->rank, behind = (matrix.outputs + LANES - 1) / LANES;
-        for (int i = 0, panel = output / LANES; i < GROUP && panel < behind; i += LANES, panel++) {
-            const int own = matrix.first_panel + panel;
-            const float* x = shrunk.data() + row * stride + matrix.adapters->parts[own] * rank;
-            const auto* weights = static_cast<const typename T::Cell*>(adapter->expand) + size_t(own) * rank * LANES;
-            Floats total{};
-            for (int r = 0; r < rank; r++)
-                total = multiply_add(splat(x[r]), T::load_cells(weights + r * LANES), total);
-            store(sums + i, load(sums + i) + total);
+        // Both panels at once: the sum of one waits for itself at each step. A panel behind the last is padding.
+        const int rank = adapter->rank, words = rank / T::PER_WORD;
+        const int own = matrix.first_panel + output / LANES, *parts = matrix.adapters->parts + own;
+        const auto* weights = static_cast<const uint32_t*>(adapter->expand) + size_t(own) * words * LANES;
+        const typename T::Active* from = shrunk.data() + row * stride;
+        const typename T::Active *x = from + parts[0] * rank, *y = from + parts[1] * rank;
+        Floats first{}, second{};
+        for (int word = 0; word < words; word++, weights += LANES) {
+            const Words here = load_words(weights), there = load_words(weights + size_t(words) * LANES);
+            for (int step = 0; step < T::STEPS; step++) {
+                const int entry = word * T::STEPS + step;
+                first = T::dot(first, T::part(here, step), splat(entry_of(x, entry)));
+                second = T::dot(second, T::part(there, step), splat(entry_of(y, entry)));
+            }
         }
+        store(sums, load(sums) + first);
+        store(sums + LANES, load(sums + LANES) + second);
     }
 
   private:
+    static uint32_t entry_of(const typename T::Active* x, int entry) {
+        uint32_t found;
+        memcpy(&found, reinterpret_cast<const uint32_t*>(x) + entry, sizeof found);
+        return found;
+    }
     const Adapter* adapter_of(int row) const {
         if (chosen[row] < 0 || chosen[row] >= matrix.adapters->count) return nullptr;
         const Adapter* one = matrix.adapters->slots + chosen[row];
@@ -58,5 +71,5 @@ class Finished {
     const Matrix& matrix;
     const int32_t* chosen;
     size_t stride = 0;
-    std::vector<float> shrunk;
+    std::vector<typename T::Active> shrunk;
 };

@@ -49,7 +49,8 @@ struct Matrix {
 };
 
 // One adapter of a matrix. `shrink` [parts * rank, inputs] has numbers of the type of the matrix's activations and as
-// many words for an output, and `expand` [panel of 16 outputs][rank][16] such numbers too. Rank 0: it changes nothing.
+// many words for an output, and `expand` [panel of 16 outputs][word][16] words of 32 bits, as a weight's. The rank is a
+// multiple of the numbers in a word. Rank 0: it changes nothing.
 struct Adapter {
     Matrix shrink;
     const void* expand;

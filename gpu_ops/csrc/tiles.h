@@ -5,7 +5,7 @@
 #pragma once
 #include "linear.h"
 
-enum { TILE = 16 };
+enum { TILE = 16, FEW_OUTPUTS = 256 };
 
 #if defined(PONTIL_EMULATED_TILES)
 // The same in plain C++, so that all code except the instructions themselves is tested on any machine.
@@ -114,9 +114,11 @@ static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, i
     const size_t words = matrix.words, size = words * GROUP;
     const uint32_t* weights = matrix.data + group * size;
     alignas(64) float sums[2 * TILE * GROUP];
+    // Behind the last group of a large matrix lies what is multiplied next; behind that of an adapter's, another product.
+    const bool is_alone = matrix.outputs <= FEW_OUTPUTS && (group + 1) * GROUP >= matrix.outputs;
     for (int row = 0; row < rows; row += 2 * TILE) {
-        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE;
-        tile_product(x + row * words, words, weights, count > TILE, weights + size, row ? 0 : 2 * TILE, sums);
+        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE, lines = row || is_alone ? 0 : 2 * TILE;
+        tile_product(x + row * words, words, weights, count > TILE, weights + size, lines, sums);
         for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
     }
 }

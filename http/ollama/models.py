@@ -71,8 +71,8 @@ class OllamaModels:
 
     async def tags(self, request: Request) -> HTTPResponse:
         """List the models."""
-        models = [self.listed(model) | {"modified_at": self.started} for model in self.served]
-        return json_response({"models": models})
+        models = [self.listed(model) for model in self.served] + self.adapters
+        return json_response({"models": [model | {"modified_at": self.started} for model in models]})
 
     async def ps(self, request: Request) -> HTTPResponse:
         """List the models that workers have now."""
@@ -115,6 +115,15 @@ class OllamaModels:
             "digest": about["system_fingerprint"] or "",
             "details": self.details(about),
         }
+
+    @property
+    def adapters(self) -> list[dict[str, Any]]:
+        """Adapters as models of their own, whose parent is the model; their size is the model's."""
+        model = self.generation.model
+        listed = self.listed(model)
+        details = listed["details"] | {"parent_model": listed["name"]}
+        names = [tagged(name) for name in model.adapters]
+        return [listed | {"name": name, "model": name, "details": details} for name in names]
 
     def details(self, about: Mapping[str, Any]) -> dict[str, Any]:
         return {

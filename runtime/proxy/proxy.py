@@ -107,6 +107,7 @@ class Proxy:
         leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
         self.moves = LeaseMoves(leases, self.try_at)
         self.adapters = FleetAdapters(self.incarnation, self.registry, self.send, tuple(config.adapter_paths))
+        self.dispatcher.lookup.lacking = self.adapters.lacking
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(

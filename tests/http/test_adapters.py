@@ -81,6 +81,12 @@ def test_models_that_are_adapters_have_a_parent(adapting: ScriptedSite) -> None:
     assert wrong.status == 404 and "'sql'" in wrong.json["error"]["message"]
 
 
+def test_ollamas_list_has_adapters(adapting: ScriptedSite) -> None:
+    model, *adapters = adapting.ask("GET", "/api/tags").json["models"]
+    assert [one["name"] for one in adapters] == [f"{name}:latest" for name in DIGESTS]
+    assert {one["details"]["parent_model"] for one in adapters} == {model["name"]}
+
+
 def test_a_receipt_states_the_adapter(adapting: ScriptedSite) -> None:
     body = {"model": "sql"} | ASKED["/v1/completions"]
     answer = adapting.ask("POST", "/v1/completions", body, {"pontil-receipt": "1"}).json
@@ -244,3 +250,26 @@ def test_adapters_are_loaded_only_where_the_launch_allows_it(
     made.worker("mixed:9", adapters=DIGESTS)
     answer = load(made, "new", tmp_path / "adapters" / "one")
     assert answer.status == 409 and "mixed:9 loads no adapters while it runs" in answer.json["error"]["message"]
+
+
+def test_requests_go_where_their_adapter_is_in_memory(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer) as made:
+        workers = [made.worker(f"mixed:{number}", adapters=DIGESTS) for number in range(3)]
+
+        def tell(*memory: list[str]) -> None:
+            for worker, held in zip(workers, memory, strict=True):
+                worker.say(AdapterState(worker.incarnation, made.proxy.incarnation, memory=held))
+            wanted = {worker.incarnation: held for worker, held in zip(workers, memory, strict=True)}
+            adapters = made.proxy.adapters
+            eventually(lambda: {name: one.memory for name, one in adapters.states.items()} == wanted, "the states")
+
+        def asked(name: str) -> list[int]:
+            for _ in range(6):
+                assert made.complete(model=name).status == 200
+            return [worker.submits.qsize() for worker in workers]
+
+        tell([], [DIGESTS["sql"]], [])
+        assert asked("sql") == [0, 6, 0]
+        # An adapter that no worker has is no reason for any of them, and the model as it is has none.
+        after = asked("team/law")
+        assert sum(after) == 12 and after[1] < 12

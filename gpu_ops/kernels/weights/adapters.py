@@ -38,8 +38,9 @@ class MatrixAdapters:
         """Lay out an adapter's parts, one at least; None for a part that it leaves as it is. This may be done while
         others are computed. All products of an adapter share an arena: few of them fill a page."""
         assert self.matrix is not None and len(parts) == len(self.outputs)
-        rank = max(part.rank for part in parts if part is not None)
         dtype = torch.float32 if self.matrix.kind == FLOAT32 else torch.bfloat16
+        rank = max(part.rank for part in parts if part is not None)
+        rank += -rank % per_word(dtype)
         shrink = torch.zeros(len(parts) * rank, self.matrix.inputs)
         expand = torch.zeros(sum(self.outputs), rank)
         start = 0
@@ -49,7 +50,7 @@ class MatrixAdapters:
                 expand[start : start + size, : part.rank] = part.up
             start += size
         # Words of the kernels' numbers: the activations are those of the matrix.
-        whole = self.matrix.words * (1 if dtype == torch.float32 else 2)
+        whole = self.matrix.words * per_word(dtype)
         shrink = torch.nn.functional.pad(shrink, (0, whole - shrink.shape[1]))
         packed = pack(shrink.to(dtype), None, arena)
         assert packed.words == self.matrix.words
@@ -77,8 +78,12 @@ class MatrixAdapters:
         self.slots = slots
 
 
+def per_word(dtype: torch.dtype) -> int:
+    """The numbers in a word of 32 bits."""
+    return 4 // dtype.itemsize
+
+
 def in_layout(expand: Tensor, dtype: torch.dtype) -> Tensor:
-    """[outputs, rank] as [panels, rank, 16]."""
-    rank = expand.shape[1]
-    whole = torch.nn.functional.pad(expand, (0, 0, 0, -len(expand) % GROUP))
-    return whole.view(-1, PANEL, rank).transpose(1, 2).to(dtype).contiguous()
+    """[outputs, rank] as [panels, words, 16, numbers of a word]."""
+    whole = torch.nn.functional.pad(expand, (0, 0, 0, -len(expand) % GROUP)).to(dtype)
+    return whole.view(-1, PANEL, expand.shape[1] // per_word(dtype), per_word(dtype)).transpose(1, 2).contiguous()

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from math import exp
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
@@ -49,6 +50,8 @@ class RecentWork:
 
 
 LOG = logging.getLogger("pontil.proxy")
+# Prompt tokens that take about as long as reading an adapter.
+READING_TOKENS = 256
 # Length of a transfer's secret.
 SECRET_BYTES = 32
 # The causes for which an attempt does not count as a fault.
@@ -56,14 +59,28 @@ EXCUSED = (MOVED, UNREACHABLE)
 
 
 class PrefixLookup:
-    """The loads of workers as a request finds them. Without `enabled` nothing is looked for."""
+    """The loads of workers as a request finds them. Without `enabled` no prefix is looked for. `lacking` returns the
+    workers that know an adapter and do not have it in memory now."""
 
     def __init__(self, registry: Registry, enabled: bool) -> None:
         self.registry, self.enabled = registry, enabled
+        self.lacking: Callable[[str], Collection[str]] = lambda digest: ()
 
-    def loads(self, request: Request) -> tuple[WorkerLoad, ...]:
-        """Return the load of each worker that the request can be sent to now, with the tokens found there. Takes less
-        than a millisecond: of a long prompt that was not prepared only the beginning is looked for."""
+    def loads(self, request: Request) -> Sequence[WorkerLoad]:
+        """Return the load of each worker that the request can be sent to now. One that has to read the request's
+        adapter has as much more to do."""
+        loads, digest = self.loads_with_prefix(request), request.ticket.adapter_digest
+        lacking = self.lacking(digest) if digest else ()
+        if not lacking:
+            return loads
+        return [
+            replace(load, uncomputed=load.uncomputed + READING_TOKENS) if load.incarnation in lacking else load
+            for load in loads
+        ]
+
+    def loads_with_prefix(self, request: Request) -> tuple[WorkerLoad, ...]:
+        """Return these loads with the tokens found there. Takes less than a millisecond: of a long prompt that was not
+        prepared only the beginning is looked for."""
         group = self.registry.of(request.work.group)
         self.settle(request, group)
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)

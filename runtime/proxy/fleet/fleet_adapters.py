@@ -80,6 +80,12 @@ class FleetAdapters:
         states = [self.states.get(worker.hello.sender) for worker in self.workers]
         return change is None or all(one is None or one.changes.get(name, 0) >= change.number for one in states)
 
+    def lacking(self, digest: str) -> set[str]:
+        """Return the workers that do not have an adapter in memory, where another one has."""
+        workers = {worker.hello.sender for worker in self.workers}
+        lacking = {one for one in workers & self.states.keys() if digest not in self.states[one].memory}
+        return lacking if lacking != workers else set()
+
     def failure(self, name: str, digest: str) -> str | None:
         """Return why a worker cannot load an adapter."""
         for worker in self.workers:

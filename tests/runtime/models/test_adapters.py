@@ -60,7 +60,7 @@ def test_logits_equal_those_of_merged_weights(
     hugging = hugging_model(name, ROUND_SIZES)
     hugging.save_pretrained(tmp_path)
     model = read_model(tmp_path, torch.float32, kernels=library if by_kernels else None)
-    layers = [random_layers(model, seed) for seed in (1, 2)]
+    layers = [random_layers(model, seed, rank) for seed, rank in ((1, 4), (2, 5))]
     for number, one in enumerate(layers):
         model.adapters.made(one).put(number)
     with torch.inference_mode():
