@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -176,6 +177,8 @@ class PlannerBench:
                 watch = MachineWatch(launch.process.pid, self.probe)
                 questions = self.questions(load, number + 100 * len(tries), launch)
                 figures = asyncio.run(one_run(target, questions, load))
+                if load.kills is not None:
+                    wait_until_whole(launch)
                 tries.append((watch.seen(), figures))
             disturbance, figures = min(tries, key=lambda one: one[0].size)
             made.append(figures)
@@ -226,6 +229,18 @@ async def one_run(target: BenchTarget, questions: Iterator[Question], load: Case
     # Moments of requests are those of the plan's first load.
     outcomes = await BenchRun(target, questions, load.requests, TIMEOUT).run(asked, 1)
     return figures_of(outcomes, Limits())
+
+
+def wait_until_whole(launch: ProfiledLaunch) -> None:
+    """Wait until every process that the launch has is ready again."""
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        with urllib.request.urlopen(f"{launch.url}/admin/topology", timeout=TIMEOUT) as answer:
+            rows = json.load(answer)
+        states = [row["state"] for row in (rows["processes"] if isinstance(rows, dict) else rows)]
+        if all(state == "READY" for state in states):
+            return
+        time.sleep(LOOK)
 
 
 def kill_first(launch: ProfiledLaunch, role: str) -> None:

@@ -19,6 +19,11 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import app  # noqa: E402, F401
+from pontil.launcher.tools.planner.other_programs import busy_seconds  # noqa: E402
+
 # About a millisecond of work each time, and the seconds between two.
 WORK, PAUSE = 16_000, 0.1
 WORKERS = ("mixed", "prefill", "decode")
@@ -105,12 +110,6 @@ class MachineWatch:
         used = busy_seconds() - self.all - (self.own_seconds() - self.own)
         waited = max(0.0, self.waited_seconds() - self.waited)
         return Disturbance(max(0.0, used / passed), self.probe.slowness(self.begun), waited / passed)
-
-
-def busy_seconds() -> float:
-    """Return the seconds that all cores were busy so far, or taken by another machine of the host."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -65,6 +65,9 @@ class QuietWorld(VirtualWorld):
     """A world of which no trace is kept: it is most of the time of a message."""
 
     def note(self, *what: object) -> None:
+        return
+
+    def note_message(self, sender: str, target: str, parts: Sequence[bytes]) -> None:
         return
 
 

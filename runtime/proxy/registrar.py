@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame

@@ -17,6 +17,7 @@ from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
+from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
@@ -43,6 +44,7 @@ HOUR, MILLION = 3600.0, 1e6
 def enter_virtual_time() -> None:
     """Have threads be events, and nothing be logged: times of a log would be those of no clock."""
     use_events_for_threads()
+    leave_to_requests()
     logging.disable(logging.CRITICAL)
 
 

@@ -52,6 +52,7 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
         be_companion()
         return
     require("aiohttp", "profile sends its requests")
+    from pontil.launcher.tools.planner.other_programs import MOST_OTHERS, OtherPrograms
     from pontil.launcher.tools.planner.profiled_launch import launch_times, launched, words_of
 
     check_output(output)
@@ -64,6 +65,7 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
     if len(workers) != 1 or workers[0].size > 1:
         raise OptionError("a profile is that of one worker of one device: name one by --mixed, like cpu:0 or cuda:0.")
     with_file = {} if config is None else {"config": config}
+    watch = OtherPrograms()
     tell("a launch under loads")
     with launched(words_of(given | with_file)) as launch:
         times = launch_times(launch, topology.served, workers[0].config)
@@ -71,6 +73,10 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
     text = measured(workers[0].config, rounds, times, others)
     output.write_text(text)
     click.echo(f"wrote {output}")
+    if (cores := watch.cores()) > MOST_OTHERS:
+        click.echo(
+            f"other programs used {cores:.1f} cores meanwhile: measure again when the machine is quiet", err=True
+        )
 
 
 def tell(what: str) -> None:

@@ -2,7 +2,6 @@
 """The links of the world, between DEALERs and ROUTERs (wire_sockets.py): with latency, in order. They can be cut, and
 go silent. And the poller. libzmq's own thread runs on while a process computes, and stops with it."""
 
-import hashlib
 import math
 import random
 import select
@@ -123,8 +122,7 @@ class WireLink:
             self.kept[1 - way] = False
         if target.closed or self.world.time > self.until[way] or (self.is_replaced and way == TO_ROUTER):
             return
-        digest = hashlib.blake2b(b"\0".join(parts), digest_size=6).hexdigest()
-        self.world.note("msg", sender.name, target.process.name, digest)
+        self.world.note_message(sender.name, target.process.name, parts)
         target.take(self, parts)
 
     def silence(self, way: int) -> None:

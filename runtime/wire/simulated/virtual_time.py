@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 # Seconds since 1970 when the clock showed 0, and what it shows at the beginning.
@@ -89,6 +89,9 @@ class VirtualWorld:
         self.last.append(line)
         if self.trace is not None:
             self.trace.write(f"{line}\n")
+
+    def note_message(self, sender: str, target: str, parts: Sequence[bytes]) -> None:
+        self.note("msg", sender, target, hashlib.blake2b(b"\0".join(parts), digest_size=6).hexdigest())
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Let events happen until it is over, or nothing is left to happen."""

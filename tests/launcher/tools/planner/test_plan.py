@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tiny_llama import write_tiny_llama
 from virtual_fork import in_virtual_time
 
 from pontil.launcher.cli import cli
+from pontil.launcher.tools.planner import other_programs
 from pontil.launcher.tools.planner.plan_command import plan, predict
 from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
@@ -190,6 +192,18 @@ def assert_refused(words: list[str], reason: str) -> None:
 def test_a_profile_is_not_measured_where_it_could_not_be_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["profile", "-o", str(tmp_path / "none" / "file")])
     assert done.exit_code == 2 and "there is no folder" in done.output
+
+
+def test_other_programs_are_those_whose_time_is_not_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = SimpleNamespace(busy=10.0, own=2.0, now=0.0)
+    monkeypatch.setattr(other_programs, "busy_seconds", lambda: seen.busy)
+    monkeypatch.setattr(other_programs, "own_seconds", lambda: seen.own)
+    monkeypatch.setattr(other_programs, "time", SimpleNamespace(monotonic=lambda: seen.now))
+    watch = other_programs.OtherPrograms()
+    seen.busy, seen.own, seen.now = 19.0, 6.0, 10.0
+    assert watch.cores() == pytest.approx(0.5)
+    seen.own = 12.0
+    assert watch.cores() == 0.0
 
 
 @pytest.mark.long
