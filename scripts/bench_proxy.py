@@ -104,7 +104,7 @@ class SyntheticWorker:
             if last:
                 del self.running[name]
         for each, proxy in self.proxies.items():
-            for message in joined([frame for frame in frames if frame.receiver == proxy]):
+            for message in joined([frame for frame in frames if frame.receiver == proxy], with_logits=True):
                 while not each.send(message):
                     self.poller.wait(0.001)
 

@@ -61,8 +61,9 @@ struct Weight {
         data.resize(size_t(whole) * words / pairs), scales.resize(kind >= NIBBLES ? whole * words / scale_words : 0);
         if (biased) bias = random_numbers(whole);
         for (int output = 0; output < whole; output++) units.push_back(float(output % 7 + 1) / 1024);
-        matrix = {data.data(), scales.data(), units.data(), biased ? bias.data() : nullptr, by_table ? table.data() : nullptr, kind, outputs, inputs, words,
-                  kind >= NIBBLES ? scale_words : 0, 0};
+        matrix = {data.data(), scales.data(), units.data(), biased ? bias.data() : nullptr,
+                  by_table ? table.data() : nullptr, nullptr, kind, outputs, inputs, words,
+                  kind >= NIBBLES ? scale_words : 0, 0, 0, 0};
         for (int output = 0; output < outputs; output++) {
             if (kind >= NIBBLES)
                 fill_levels(output, pairs);

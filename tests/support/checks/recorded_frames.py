@@ -73,18 +73,7 @@ MESSAGES: dict[str, Message] = {
         adapters={"sql": "5a" * 32},
         loads_adapters=True,
     ),
-    "welcome": Welcome(
-        sender="px",
-        receiver="d4",
-        steps=True,
-        role="prefill",
-        draining=True,
-        prefixes=True,
-        times=True,
-        leases=True,
-        adapters=True,
-        step_logits=True,
-    ),
+    "welcome": Welcome("px", "d4", True, "prefill", True, True, True, True, True, True),
     "refused": Refused(sender="px", receiver="d4", reason="another model"),
     "heartbeat": Heartbeat(
         sender="d4",
@@ -156,11 +145,7 @@ MESSAGES: dict[str, Message] = {
         top_logits=b"\x07\x00\x00\x00\x00\x00\x80?",
     ),
     "step": Step(
-        sender="d4",
-        receiver="px",
-        requests=["r1", "r2"],
-        rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]],
-        top_logits=[b"", b"\x07\x00\x00\x00\x00\x00\x80?"],
+        "d4", "px", ["r1", "r2"], [[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]], [b"", b"\x07\0\0\0\0\0\x80?"]
     ),
     "progress": Progress(sender="p3", receiver="px", request_id="r", attempt=1, computed=512, cached_tokens=16),
     "failed": Failed(
