@@ -39,12 +39,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
         model = model_for(Path(folder))
         from goodput import use
-        from lease_flood import FloodOutcome, Turns, figures, flooded
+        from lease_flood import FaultTurns, FloodOutcome, figures, flooded
         from seed_children import told_by_a_child
         from step_profile import StepProfile
 
         use(StepProfile.read(given.steps), 0.1e-3)
-        turns = Turns(None if given.befalls == "nothing" else given.befalls, given.first)
+        turns = FaultTurns(None if given.befalls == "nothing" else given.befalls, given.first)
         for lease in (0, given.lease):
             work = partial(flooded, given.ratio, model, given.requests, lease, turns)
             found = FloodOutcome(**told_by_a_child(work))

@@ -53,7 +53,7 @@ class FloodOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class FaultTurns:
     """The kind of the fault that befalls every worker in turn, or None; and when the first one is, in parts of the
     flood of which there is one more than workers."""
 
@@ -142,7 +142,9 @@ class LeaseFlood(Trial):
     every worker in turn, each when as large a part of the flood was answered; the first one after so much of such a
     part."""
 
-    def __init__(self, ratio: str, model: TinyModel, folder: Path, requests: int, lease: int, turns: Turns) -> None:
+    def __init__(
+        self, ratio: str, model: TinyModel, folder: Path, requests: int, lease: int, turns: FaultTurns
+    ) -> None:
         plan = replace(site_of(ratio), blocks=BLOCKS, kept_kv=1)
         super().__init__(plan, replace(model, config=replace(model.config, max_model_len=CONTEXT)), folder, requests, 1)
         self.holder = LeaseHolder(self.world, Dialer(self.world, self.find_proxy), lease) if lease else None
@@ -202,7 +204,7 @@ class LeaseFlood(Trial):
         return FloodOutcome(done, seconds, self.killed, *hits, *told, violations)
 
 
-def flooded(ratio: str, model: TinyModel, requests: int, lease: int, turns: Turns) -> FloodOutcome:
+def flooded(ratio: str, model: TinyModel, requests: int, lease: int, turns: FaultTurns) -> FloodOutcome:
     """Run one flood. Nothing but the deaths befalls the memory that outlives them: seeds have damage, which is
     refunded."""
     untyped: Any = kept_memory
