@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a measurement of a launch on this machine is disturbed: by other programs, and by cores that are slow.
+"""Disturbances of what is measured of a launch on this machine: other programs, and cores that are slow.
 
 The cores of a virtual machine may be threads of cores that others use too: for seconds each is then about half as fast,
 and nothing in the machine says so but the time that the same work takes. As a program, it does a little of always the

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's steps lose to a process that computes on another core: its memory's bandwidth, its caches, and where
-two cores are threads of one, that one's units."""
+"""The time that a worker's steps lose to a process which computes on another core: by the memory's bandwidth, by
+caches, and where two cores are threads of one, by its units."""
 
 import json
 import select
@@ -12,7 +12,7 @@ from pontil.runtime.planner.device_profile import CompanyTimes
 from pontil.runtime.planner.measuring import StepMeter
 from pontil.runtime.planner.shared_cores import DECODE, HOST, PROMPT
 
-# What the other process does beside those: nothing.
+# The other process does nothing.
 REST = "rest"
 # Rows of a step that decodes and their context, and so many steps of each kind.
 ROWS, CONTEXT = 8, 32

@@ -84,7 +84,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class CompanyTimes:
-    """How many times as long a step takes while another core of the machine computes: one that decodes and one with
+    """Factors by which a step takes longer while another core of the machine computes: one that decodes and one with
     prompt tokens, each beside one that decodes, one with prompt tokens, and other programs."""
 
     decode_decode: float = 1.0

@@ -36,7 +36,7 @@ class PlannedLoad:
     seed: int = 0
     # The role of which a worker dies when half of the requests were sent.
     kills: str | None = None
-    # Whose requests these are, one after the other.
+    # The keys of the requests, one after the other.
     tenants: tuple[Tenant, ...] = ((NO_KEY, UNLIMITED),)
 
 

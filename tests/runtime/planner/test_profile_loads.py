@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loads of a profile say: the times of which they were made are found again."""
+"""The loads of a profile: the times of which they were made are found again."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def steps(
 
 def ends(world: VirtualWorld, workers: list[Stepper]) -> list[float]:
     world.run(lambda: False)
-    # What a turn does at its end happens when the next one begins, however often it was held up.
+    # The end of a turn happens when the next one begins, however often it was held up.
     assert [one.told for one in workers] == pytest.approx([one.next for one in workers])
     return [one.told for one in workers]
 
