@@ -163,7 +163,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
-    from pontil.runtime.probe.footprint import MemoryDemand, check_memory, check_room
+    from pontil.runtime.probe.footprint import MemoryDemand, check_all_memory, check_room
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints
 
     cache = Path(config["cache_dir"])
@@ -171,14 +171,11 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
-    lines = list[str]()
-    for name, demand in demands.items():
-        draft = demand.speculative_model
+    for name, draft in ((name, demand.speculative_model) for name, demand in demands.items()):
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
-        lines += check_memory(paths[name], demand, None if draft is None else paths[draft], others)
-    if not demands:
-        lines += check_room(others, config["gpu_memory"])
+    wanted = [(paths[name], demand, paths.get(demand.speculative_model or "")) for name, demand in demands.items()]
+    lines = check_all_memory(wanted, others) if demands else check_room(others, config["gpu_memory"])
     for line in lines:
         logging.getLogger("pontil").info("memory on %s", line)
     paths.pop(MTP, None)

@@ -109,6 +109,7 @@ class Child:
         plan, idle = self.plan, self.state is ChildState.READY and self.drain_state is not DrainState.WORKING
         state = self.drain_state.value if idle else self.state.value
         row = {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
+        row |= {} if plan.further_model is None else {"model": plan.further_model}
         return row | ({"ranks": rank_rows(self)} if plan.followers else {})
 
     @property

@@ -69,11 +69,12 @@ SWEEP_TICKS = 2
 # Requests that are admitted in one turn of the event loop, where there are many.
 PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
+NO_MORE: Mapping[str, Tokenizer] = {}
 
 
 class Proxy:
     """The proxy: `bind`, then `start` in the event loop; `close` ends every request. Workers may join and leave at any
-    time."""
+    time. `further` has the tokenizers of the models beside the first, by name."""
 
     def __init__(
         self,
@@ -81,12 +82,13 @@ class Proxy:
         tokenizer: Tokenizer,
         clock: Callable[[], float] | None = None,
         graph: StagedModel | None = None,
+        further: Mapping[str, Tokenizer] = NO_MORE,
     ) -> None:
         self.config, self.incarnation = config, secrets.token_hex(8)
         clock = time.monotonic if clock is None else clock
         # The stages of the model, None for a model of one.
         graph = graph_of(config.graph) if graph is None else graph
-        self.registry = Registry(config.worker_ttl, config.text_models, graph)
+        self.registry = Registry(config.worker_ttl, config.text_models, graph, tuple(further))
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config,
@@ -100,11 +102,14 @@ class Proxy:
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
-        self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
+        self.self_test = SelfTest(config.self_test, self.tokenizer_at, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
+        tokenizers: dict[str | None, Tokenizer] = {None: tokenizer}
+        tokenizers.update(further)
         self.in_flight = InFlight(
-            self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
-        )
+            self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics,
+            clock,
+        )  # fmt: skip
         self.slow_readers = SlowReaders(self.in_flight)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
@@ -125,7 +130,8 @@ class Proxy:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.in_flight.tokenizer
+        """The tokenizer of the first model."""
+        return self.in_flight.tokenizers[None]
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -289,9 +295,8 @@ class Proxy:
 
     def trial_routes(self) -> list[TrialRoute]:
         """Return what the self-test tries: each route of a request, and an answer in sound."""
-        group = self.registry.generating
-        releases = dict.fromkeys(worker.release for worker in group.available)
-        loads = [[worker.load for worker in group.available if worker.release == release] for release in releases]
+        teams = [(group, release) for group in self.registry.answering for release in group.current.releases]
+        loads = [[worker.load for worker in group.current.releases[release]] for group, release in teams]
         routes = [route for load in loads for route in every_route(load, self.config.disagg)]
         return [*routes, *self.runs.trials()]
 
@@ -300,7 +305,17 @@ class Proxy:
         if not isinstance(route, Route):
             return self.runs.try_out(prompt, params, cache_salt)
         ticket = Ticket("self-test", cache_salt=cache_salt)
-        return self.in_flight.stream([self.try_at(route, ticket, Generation(prompt, params))])
+        return self.in_flight.stream(
+            [self.try_at(route, ticket, Generation(prompt, params, further=self.model_at(route)))]
+        )
+
+    def model_at(self, route: Route) -> str | None:
+        """Return the key of the model whose workers these are; None also where they are gone."""
+        worker = self.registry.workers.get(route.decode.incarnation)
+        return None if worker is None else worker.group
+
+    def tokenizer_at(self, route: TrialRoute) -> Tokenizer:
+        return self.in_flight.tokenizer_of(self.model_at(route) if isinstance(route, Route) else None)
 
     def try_at(self, route: Route, ticket: Ticket, work: Work) -> Request:
         request = self.in_flight.open(ticket, work, trial=True)
