@@ -163,7 +163,13 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
-    from pontil.runtime.probe.footprint import MemoryDemand, check_all_memory, check_room
+    from pontil.runtime.probe.footprint import (
+        MemoryDemand,
+        awake_bytes,
+        check_all_memory,
+        check_each_memory,
+        check_room,
+    )
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints
 
     cache = Path(config["cache_dir"])
@@ -175,11 +181,16 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
     wanted = [(paths[name], demand, paths.get(demand.speculative_model or "")) for name, demand in demands.items()]
-    lines = check_all_memory(wanted, others) if demands else check_room(others, config["gpu_memory"])
+    sizes = {config["groups"][name]: awake_bytes(*one) for name, one in zip(demands, wanted, strict=True)}
+    memory = config["model_memory"]
+    if memory is None:
+        lines = check_all_memory(wanted, others) if demands else check_room(others, config["gpu_memory"])
+    else:
+        lines = check_each_memory(wanted, others, memory)
     for line in lines:
         logging.getLogger("pontil").info("memory on %s", line)
     paths.pop(MTP, None)
-    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
+    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()}, sizes=sizes)
 
 
 def find_draft(target: Path, name: str, cache: Path) -> Path:

@@ -46,7 +46,8 @@ class MessagesRoutes:
         generation = self.generation.chosen(request)
         chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
-        limit = TextLimit(generation.preparation.snapshot(ticket).known_context, whole=False)
+        snapshot = await generation.preparation.snapshot(ticket)
+        limit = TextLimit(snapshot.known_context, whole=False)
         prompt = await generation.prompts.chat(chat.prompt, limit)
         return json_response({"input_tokens": len(prompt.ids)})
 

@@ -85,7 +85,9 @@ class ServedModel:
     @property
     def described(self) -> dict[str, Any]:
         """The model object; fields that only workers know are null while there are none."""
-        return model_object(self.proxy, self.name, self.vocab_size, self.workers.snapshot()) | self.modalities
+        about = model_object(self.proxy, self.name, self.vocab_size, self.workers.snapshot()) | self.modalities
+        sleeps = self.proxy.config.model_memory is not None
+        return about | {"state": self.proxy.waking.state(self.key)} if sleeps else about
 
     @property
     def modalities(self) -> dict[str, Any]:

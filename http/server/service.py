@@ -252,6 +252,8 @@ class Service:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
         self.proxy.changes.ask = self.reporter.asked
+        if self.proxy.config.model_memory is not None:
+            self.proxy.waking.tell = self.reporter.used
         # Sanic listens anew, with a backlog of its own unless it is told one.
         self.app.run(
             sock=self.listener,

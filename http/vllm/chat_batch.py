@@ -182,7 +182,7 @@ class ChatBatchRoutes:
         """Check the conversations, tokenize them and fit each to the context."""
         first = batch_request.chats[0]
         ticket = preparation.complete(request.ctx.ticket, first)
-        snapshot = preparation.snapshot(ticket)
+        snapshot = await preparation.snapshot(ticket)
         check_together(snapshot.workers, len(batch_request.chats), MESSAGES, "conversations")
         preparation.proxy.admissions.check_limits(ticket, len(batch_request.chats))
         sampling = await preparation.usable(first.sampling)

@@ -14,9 +14,16 @@ from pontil.runtime.config.worker_config import WorkerOptions
 # The options of a table: its model, how chats are read, its workers, and how they compute.
 PHASED, ALONE = ("prefill", "decode"), "mixed"
 TABLED = {
-    "model", "adapter", "tool_call_parser", "reasoning_parser", "hide_end_token", "kv_tier", *PHASED, ALONE,
+    "model",
+    "adapter",
+    "tool_call_parser",
+    "reasoning_parser",
+    "hide_end_token",
+    "kv_tier",
+    *PHASED,
+    ALONE,
     *(option.name for option in fields(WorkerOptions)),
-} - {"revision", "log_level", "allow_chaos", "lease_client_memory"}  # fmt: skip
+} - {"revision", "log_level", "allow_chaos", "lease_client_memory"}
 DECLARED = {flag_name(option): option for option in OPTIONS if option.name in TABLED}
 
 

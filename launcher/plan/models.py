@@ -31,6 +31,8 @@ def check_models(models: Sequence[LaunchOptions], graph: StagedModel | None) -> 
     """Check that these can be served side by side. Raises OptionError."""
     options, names = models[0], [served_name(one) for one in models]
     if len(models) == 1:
+        if options.model_memory is not None:
+            raise OptionError("--model-memory is for several models, and there is one: leave it out.")
         return
     for one in models:
         if (graph if one is options else graph_of(one.model_name)) is not None:

@@ -48,7 +48,7 @@ from pontil.runtime.foundation.staged_model import StagedModel
 class Topology:
     """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
     is the model name that clients use. `graph` is the graph of a model of several stages. `shares`: workers may share
-    a device."""
+    a device. `model_memory` are the bytes that several models may take at once, where that is limited."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
@@ -57,6 +57,7 @@ class Topology:
     served: str = ""
     graph: StagedModel | None = None
     shares: bool = False
+    model_memory: int | None = None
 
     @property
     def control(self) -> str:
@@ -138,11 +139,13 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "demands": plan_demands(models, workers, machine, graph),
         "others": plan_others(options, workers, graph),
         "gpu_memory": free_gpu_memory(machine),
+        "groups": {one.model_name: served_name(one) if number else "" for number, one in enumerate(models)},
+        "model_memory": options.model_memory,
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     shares = options.share_devices or (graph is not None and share_devices(workers))
-    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares)
+    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares, options.model_memory)
 
 
 def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:

@@ -98,6 +98,13 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
     strict_parameters: bool = option(
         NETWORK, False, "Refuse request fields that have no effect, instead of naming them in a header.", switch
     )
+    model_memory: int | None = option(
+        ENGINE,
+        None,
+        "Most memory that several models take at once: those used least lately sleep when another is asked for.",
+        size,
+        "SIZE",
+    )
     disagg: Literal["auto", "always", "never"] = option(
         ENGINE,
         "auto",

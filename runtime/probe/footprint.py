@@ -176,6 +176,30 @@ def check_all_memory(wanted: Sequence[tuple[Path, MemoryDemand, Path | None]], o
     return check_room(held, demands[0].gpu_memory if demands else {}, max(ranks, default=1))
 
 
+def check_each_memory(
+    wanted: Sequence[tuple[Path, MemoryDemand, Path | None]], others: Others, memory: int
+) -> list[str]:
+    """Do so for models of which not all are in memory at once, but as many as fit so many bytes."""
+    lines = list[str]()
+    for path, demand, draft in wanted:
+        size, _ = awake_bytes(path, demand, draft)
+        if size > memory:
+            raise ModelError(
+                f"the model {path.name} takes {gibibytes(size)} or more, and --model-memory is {gibibytes(memory)} for "
+                "all: give more, or choose a smaller model or --quantization"
+            )
+        lines += check_all_memory([(path, demand, draft)], others)
+    return lines
+
+
+def awake_bytes(path: Path, demand: MemoryDemand, draft: Path | None) -> tuple[int, int]:
+    """Return the least bytes of the host that the workers of a model take once they serve, and how many of these are
+    weights that they share."""
+    ranks = footprints(path, demand, draft).get(CPU, [])
+    shared = sum({rank.part: rank.shared for rank in ranks}.values())
+    return shared + sum(rank.serving - rank.shared for rank in ranks), shared
+
+
 def check_room(held: Others, gpu_memory: Mapping[str, int], ranks: int = 1) -> list[str]:
     """Return in words what each device is to hold. Raises ModelError where that does not fit its free memory. Workers
     have up to so many ranks."""

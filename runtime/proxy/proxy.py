@@ -17,6 +17,7 @@ from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight, SlowReaders
+from pontil.runtime.proxy.admission.model_waking import ModelWaking
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.control_link import ControlLink
@@ -107,9 +108,8 @@ class Proxy:
         tokenizers: dict[str | None, Tokenizer] = {None: tokenizer}
         tokenizers.update(further)
         self.in_flight = InFlight(
-            self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics,
-            clock,
-        )  # fmt: skip
+            self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics, clock
+        )
         self.slow_readers = SlowReaders(self.in_flight)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
@@ -144,6 +144,10 @@ class Proxy:
     @property
     def requests(self) -> dict[str, Request]:
         return self.in_flight.requests
+
+    @property
+    def waking(self) -> ModelWaking:
+        return self.in_flight.waking
 
     @property
     def timelines(self) -> Timelines:
@@ -275,6 +279,7 @@ class Proxy:
             admission.enter(request)
             self.books.admit(request)
             requests.append(request)
+        self.waking.admit(group, len(requests))
         admission.dispatch()
         return self.in_flight.stream(requests)
 
@@ -305,17 +310,12 @@ class Proxy:
         if not isinstance(route, Route):
             return self.runs.try_out(prompt, params, cache_salt)
         ticket = Ticket("self-test", cache_salt=cache_salt)
-        return self.in_flight.stream(
-            [self.try_at(route, ticket, Generation(prompt, params, further=self.model_at(route)))]
-        )
-
-    def model_at(self, route: Route) -> str | None:
-        """Return the key of the model whose workers these are; None also where they are gone."""
-        worker = self.registry.workers.get(route.decode.incarnation)
-        return None if worker is None else worker.group
+        work = Generation(prompt, params, further=self.registry.group_at(route.decode.incarnation))
+        return self.in_flight.stream([self.try_at(route, ticket, work)])
 
     def tokenizer_at(self, route: TrialRoute) -> Tokenizer:
-        return self.in_flight.tokenizer_of(self.model_at(route) if isinstance(route, Route) else None)
+        group = self.registry.group_at(route.decode.incarnation) if isinstance(route, Route) else None
+        return self.in_flight.tokenizer_of(group)
 
     def try_at(self, route: Route, ticket: Ticket, work: Work) -> Request:
         request = self.in_flight.open(ticket, work, trial=True)
@@ -341,6 +341,7 @@ class Proxy:
         """Take the supervisor's process table, and remove workers that it shows as dead at once."""
         self.changes.hear_table()
         self.lose(self.registry.show(rows), DIED, "died")
+        self.waking.on_change()
         self.dispatcher.resume()
         self.admissions.dispatch()
 
@@ -348,6 +349,7 @@ class Proxy:
         """Resume stranded requests, as a worker may have become available."""
         self.dispatcher.resume()
         self.self_test.look_again()
+        self.waking.on_change()
 
     def tick(self) -> None:
         """Flush metrics and messages, expire silent workers, enforce deadlines and dispatch what can be; after a late
@@ -362,6 +364,7 @@ class Proxy:
             self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
+        self.waking.report()
         self.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
+from pontil.runtime.proxy.fleet.known_processes import ASLEEP
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.routing.policy import Route, Team, WorkerLoad
@@ -254,5 +255,8 @@ class Readiness:
         return self.is_served(group_of(self.graph, stage))
 
     def is_served(self, group: str | None) -> bool:
+        """Return whether a request for these workers can be served, by one that wakes for it too."""
+        if any(row.state == ASLEEP and self.registry.may_be_of(row, group) for row in self.registry.processes.rows):
+            return True
         loads = self.registry.of(group).loads
         return any(self.reaches(load.incarnation) for load in loads)

@@ -3,15 +3,18 @@
 tokenizer."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from saying_sites import tokenizer_with
 from scripted_site import MODEL, ScriptedSite, site
+from scripted_worker import eventually
 from stream_front import Reader, told
 
 from pontil.runtime.config.proxy_config import FurtherModel
+from pontil.runtime.proxy.admission.model_waking import MOST_WAITING
 from pontil.runtime.receipts.statement import Receipt
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -29,6 +32,18 @@ ASKED: dict[str, dict[str, Any]] = {
 SAID = {MODEL: "Hello 😀 world", OTHER: "Ciao a tutti, e buona sera"}
 
 
+FURTHER = (
+    FurtherModel(
+        name=OTHER,
+        model="/other",
+        tool_call_parser="auto",
+        reasoning_parser="auto",
+        hide_end_token=False,
+        adapter=("sql=/sql",),
+    ),
+)
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> dict[str, Tokenizer]:
     return {MODEL: tokenizer, OTHER: tokenizer_with(tmp_path_factory.mktemp("other"), TEMPLATE)}
@@ -36,20 +51,14 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -
 
 @pytest.fixture
 def both(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> Iterator[ScriptedSite]:
-    further = (
-        FurtherModel(
-            name=OTHER,
-            model="/other",
-            tool_call_parser="auto",
-            reasoning_parser="auto",
-            hide_end_token=False,
-            adapter=("sql=/sql",),
-        ),
-    )
     with site(
-        tmp_path, tokenizers[MODEL], {OTHER: tokenizers[OTHER]}, further_models=further, receipt_key="17" * 32,
+        tmp_path,
+        tokenizers[MODEL],
+        {OTHER: tokenizers[OTHER]},
+        further_models=FURTHER,
+        receipt_key="17" * 32,
         resume_folder=str(tmp_path / "streams"),
-    ) as made:  # fmt: skip
+    ) as made:
         yield made
 
 
@@ -80,8 +89,10 @@ def test_models_are_listed_and_others_refused(both: ScriptedSite, tokenizers: di
     start(both, tokenizers, OTHER, max_model_len=256, adapters={"sql": "5a" * 32})
     listed = {one["id"]: one for one in both.ask("GET", "/v1/models").json["data"]}
     assert {name: (one["parent"], one["max_model_len"]) for name, one in listed.items()} == {
-        MODEL: (None, 512), OTHER: (None, 256), "sql": (OTHER, 256),
-    }  # fmt: skip
+        MODEL: (None, 512),
+        OTHER: (None, 256),
+        "sql": (OTHER, 256),
+    }
     wrong = both.complete(model="another")
     assert wrong.status == 404 and all(repr(name) in wrong.json["error"]["message"] for name in (MODEL, OTHER))
     assert both.complete(model="sql").json["model"] == "sql"
@@ -117,3 +128,49 @@ def test_a_stream_of_any_model_is_continued_and_attested(both: ScriptedSite, tok
     statement = Receipt.from_json(answer["receipt"]).statement
     assert (statement["model"], statement["tokenizer"]) == (OTHER, tokenizers[OTHER].digest)
     assert statement["model_fingerprint"] == OTHER
+
+
+def test_a_request_for_a_sleeping_model_waits_until_it_wakes(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
+    told: list[dict[str, list[int]]] = []
+    with site(
+        tmp_path,
+        tokenizers[MODEL],
+        {OTHER: tokenizers[OTHER]},
+        further_models=FURTHER,
+        model_memory=1 << 30,
+        first_byte_timeout=0.2,
+    ) as made:
+        waking = made.proxy.waking
+        waking.tell = told.append
+        start(made, tokenizers, MODEL)
+
+        def table(state: str, **about: Any) -> None:
+            rows = [
+                {"name": "b:0", "role": "mixed", "pid": None, "state": state, "device": "cpu", "model": OTHER} | about
+            ]
+            made.loop.call_soon_threadsafe(made.proxy.take_table, rows)
+
+        table("ready", start_seconds=7.0)
+        eventually(lambda: waking.starts.get(OTHER), "the time of a start")
+        table("asleep")
+        eventually(lambda: waking.sleeps(OTHER), "sleep")
+        listed = {one["id"]: one["state"] for one in made.ask("GET", "/v1/models").json["data"]}
+        assert listed == {MODEL: "awake", OTHER: "asleep", "sql": "asleep"} and made.proxy.ready
+        late = made.complete(model=OTHER, max_tokens=2)
+        assert (late.status, late.headers["retry-after"]) == (503, "7") and "sleeps" in late.json["error"]["message"]
+        assert {"": [0, 0, 0], OTHER: [0, 1, 1]} in told
+        waking.patience = 60.0
+        with ThreadPoolExecutor(1) as other:
+            waiting = other.submit(made.complete, model=OTHER, max_tokens=2)
+            eventually(lambda: waking.at_door[OTHER], "a request at the door")
+            assert made.complete(max_tokens=2).status == 200
+            start(made, tokenizers, OTHER)
+            assert waiting.result(60).json["model"] == OTHER
+        eventually(lambda: told[-1] == {"": [1, 0, 0], OTHER: [1, 0, 0]}, "the last use")
+        waking.at_door[OTHER] = MOST_WAITING
+        made.workers[-1].fall_silent(made.proxy.registry)
+        assert "256 requests wait for it" in made.complete(model=OTHER).json["error"]["message"]
+        table("given_up")
+        eventually(lambda: not waking.may_wake(OTHER), "the end")
+        gone = made.complete(model=OTHER)
+        assert gone.status == 503 and "no worker is ready yet" in gone.json["error"]["message"]

@@ -61,8 +61,10 @@ class Preparation:
         ticket = generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
         return replace(ticket, adapter=adapter)
 
-    def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
+    async def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
+        """Return what a request goes by, once its model has a worker. Raises Unavailable where that takes too long."""
         workers, replay = self.model.workers, ticket.replay
+        await self.proxy.waking.awake(self.model.key)
         if replay is None or replay.worker is None:
             return workers.snapshot(ticket.release)
         return workers.snapshot_of(replay.worker)
@@ -73,7 +75,7 @@ class Preparation:
         """Compile the grammar of a completion, tokenize its prompts and fit them to the context. Of one that asks for
         no number of tokens each answer has at most `most_tokens`; None: what the context leaves."""
         ticket = self.complete(ticket, completion_request)
-        snapshot = self.snapshot(ticket)
+        snapshot = await self.snapshot(ticket)
         sampling, prompts = completion_request.sampling, len(completion_request.prompts)
         remote = remote_kv(self.proxy, completion_request.kv_transfer, sampling, ticket.name, prompts)
         # Checked before any grammar is compiled or prompt tokenized.
@@ -102,7 +104,7 @@ class Preparation:
     ) -> ReadyChat:
         """Compile the grammars of a chat whose ticket is complete, tokenize it and fit it to the context. Errors call
         its prompt by this name. Of one that asks for no number of tokens the answer has at most `most_tokens`."""
-        snapshot = self.snapshot(ticket)
+        snapshot = await self.snapshot(ticket)
         chat_request = replace(chat_request, sampling=await self.usable(chat_request.sampling))
         if ticket.replay is not None:
             chat_request = replace(chat_request, prompt=replace(chat_request.prompt, at=ticket.replay.at))

@@ -11,6 +11,7 @@ from functools import partial
 from pontil.runtime.accounting.counts import PREFILL, Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.admission.control import ModelAdmissions
+from pontil.runtime.proxy.admission.model_waking import ModelWaking
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.answer import Finished
@@ -49,6 +50,7 @@ class InFlight:
         self.incarnation, self.tokenizers, self.dispatcher = incarnation, tokenizers, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.waking = ModelWaking(dispatcher.registry, self.requests, clock, dispatcher.config.first_byte_timeout)
         self.turn = MessageTurn()
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:

@@ -168,6 +168,10 @@ class Registry:
     def of(self, group: str | None) -> WorkerGroup:
         return self.groups[group]
 
+    def group_at(self, incarnation: str) -> str | None:
+        """Return the key of the group that a worker is in; None also where it is gone."""
+        return self.workers[incarnation].group if incarnation in self.workers else None
+
     @property
     def answering(self) -> tuple[WorkerGroup, ...]:
         """The groups whose models answer clients with tokens, the first model's first."""

@@ -15,7 +15,7 @@ from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 
 FOUR = HostDevices((0, 1, 2, 3), 4, 0)
-TWO_NAMES = {"model": ["/models/small", "/models/large.gguf"]}
+TWO_NAMES: dict[str, Any] = {"model": ["/models/small", "/models/large.gguf"]}
 TABLES = """
 [chat]
 model = "/models/small"
@@ -45,8 +45,9 @@ def test_models_share_out_the_cores() -> None:
     made = topology(role="mixed", **TWO_NAMES)
     proxy, small, large = made.children
     assert [(child.name, child.cores, child.group) for child in (small, large)] == [
-        ("mixed:0", (0, 1), ""), ("large-mixed:0", (2, 3), "large"),
-    ]  # fmt: skip
+        ("mixed:0", (0, 1), ""),
+        ("large-mixed:0", (2, 3), "large"),
+    ]
     (further,) = proxy_config(proxy.config).further_models
     assert (further.name, further.model, made.served) == ("large", "/models/large.gguf", "small")
     told = worker_config(large.config)

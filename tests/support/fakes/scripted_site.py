@@ -72,7 +72,7 @@ class ScriptedSite:
     """A served proxy at 127.0.0.1:`port`."""
 
     def __init__(
-        self, folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, **config: Any
+        self, folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, /, **config: Any
     ) -> None:
         control = f"ipc://{folder}/control"
         self.proxy = Proxy(bare_config(control, model=MODEL, version="1.2.3", **config), tokenizer, further=further)
@@ -155,7 +155,7 @@ class ScriptedSite:
 
 @contextmanager
 def site(
-    folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, **config: Any
+    folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, /, **config: Any
 ) -> Iterator[ScriptedSite]:
     made = ScriptedSite(folder, tokenizer, further, **config)
     made.thread.start()
