@@ -101,13 +101,16 @@ class ModelMemory:
             for process in child.processes
             if process.process.pid in usages
         ]
-        resident = sum(sample.rss_bytes for sample in samples) - use.shared * max(0, len(samples) - 1)
         if stage is MemoryStage.ASLEEP:
-            resident = sum(child.memory.held_bytes for child in workers)
-        elif not samples and any(child.alive for child in workers):
-            resident = use.size
+            held = sum(child.memory.held_bytes for child in workers)
+        elif all(child.state is ChildState.GIVEN_UP for child in workers):
+            held = 0
+        else:
+            # Weights are mapped as they are read, and the last sample may be older than that.
+            resident = sum(sample.rss_bytes for sample in samples) - use.shared * max(0, len(samples) - 1)
+            held = max(use.size, resident)
         busy = any(use.open.values()) or any(use.waiting.values())
-        return ModelState(name, stage, use.size, max(0, resident), use.used_at, use.since, use.asked_at, busy)
+        return ModelState(name, stage, use.size, held, use.used_at, use.since, use.asked_at, busy)
 
 
 def figures(value: object) -> tuple[int, int, int]:

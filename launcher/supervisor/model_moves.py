@@ -22,9 +22,9 @@ class MemoryStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model: it takes `size` bytes awake, and `held` now; asleep, what is kept of its KV. It had requests last at
-    `used_at`, `since` then it is in its stage, and since `asked_at` requests wait for a worker, if any do. `busy`: it
-    has requests."""
+    """A model: it takes `size` bytes awake, or more, and `held` are no others' now: asleep, what is kept of its KV. It
+    had requests last at `used_at`, `since` then it is in its stage, and since `asked_at` requests wait for a worker, if
+    any do. `busy`: it has requests."""
 
     name: str
     stage: MemoryStage
@@ -34,11 +34,6 @@ class ModelState:
     since: float
     asked_at: float | None = None
     busy: bool = False
-
-    @property
-    def claim(self) -> int:
-        """The bytes that others cannot have."""
-        return max(self.size, self.held) if self.stage is MemoryStage.COMING else self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +52,10 @@ def model_moves(models: Sequence[ModelState], memory: int, now: float) -> ModelM
     asked = [model for model in models if model.stage is MemoryStage.ASLEEP and model.asked_at is not None]
     if not asked:
         returning = [model.name for model in models if model.stage is MemoryStage.GOING and model.asked_at is not None]
-        lack = sum(model.claim for model in models) - memory
+        lack = sum(model.held for model in models) - memory
         return leaving(models, lack, now, None, returning)
     first = min(asked, key=lambda model: model.asked_at or 0.0)
-    lack = first.size + sum(model.claim for model in models if model is not first) - memory
+    lack = first.size + sum(model.held for model in models if model is not first) - memory
     return ModelMoves(wake=[first.name]) if lack <= 0 else leaving(models, lack, now, first)
 
 

@@ -31,7 +31,7 @@ def named(**moves: list[str]) -> ModelMoves:
         ([OLD, NEW, KEEPER, WANTED], 10, named(forget=["keeper"], sleep=["old"])),
         ([replace(OLD, stage=GOING), NEW, WANTED], 8, named()),
         ([replace(OLD, stage=GOING), NEW, replace(WANTED, size=8)], 8, named(sleep=["new"])),
-        ([replace(OLD, stage=COMING, held=1), NEW, WANTED], 11, named(sleep=["new"])),
+        ([replace(OLD, stage=COMING), NEW, WANTED], 11, named(sleep=["new"])),
         ([replace(OLD, busy=True), NEW, WANTED], 8, named(sleep=["new"])),
         ([replace(OLD, busy=True), replace(WANTED, asked_at=NOW - TURN + 1)], 4, named()),
         ([replace(OLD, busy=True), replace(WANTED, asked_at=NOW - TURN)], 4, named(sleep=["old"])),
@@ -70,13 +70,13 @@ def test_every_model_comes_and_the_memory_holds(seed: int) -> None:
             models[name] = model
         moves = model_moves(list(models.values()), memory, now)
         for name in moves.wake:
-            models[name] = replace(models[name], stage=COMING, since=now)
+            models[name] = replace(models[name], stage=COMING, held=models[name].size, since=now)
         for name in moves.sleep:
             models[name] = replace(models[name], stage=GOING, since=now)
         for name in moves.stay:
             models[name] = replace(models[name], stage=AWAKE, since=now)
         for name in moves.forget:
             models[name] = replace(models[name], held=0)
-        assert sum(model.claim for model in models.values()) <= memory
+        assert sum(model.held for model in models.values()) <= memory
         assert all(now - (model.asked_at or now) < 20 * TURN for model in models.values())
     assert min(came.values()) > 10 and len(came) == 5
