@@ -34,6 +34,8 @@ def check_models(models: Sequence[LaunchOptions], graph: StagedModel | None) -> 
         if options.model_memory is not None:
             raise OptionError("--model-memory is for several models, and there is one: leave it out.")
         return
+    if options.model_memory is not None and (options.join or options.role == "proxy"):
+        raise OptionError("--model-memory is for a launch of proxy and workers, and here is one of them: leave it out.")
     for one in models:
         if (graph if one is options else graph_of(one.model_name)) is not None:
             raise OptionError(f"{one.model_name} has several stages, and is served alone: give a launch to it.")

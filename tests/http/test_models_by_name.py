@@ -162,12 +162,12 @@ def test_a_request_for_a_sleeping_model_waits_until_it_wakes(tmp_path: Path, tok
         waking.patience = 60.0
         with ThreadPoolExecutor(1) as other:
             waiting = other.submit(made.complete, model=OTHER, max_tokens=2)
-            eventually(lambda: waking.at_door[OTHER], "a request at the door")
+            eventually(lambda: waking.doors[OTHER].total, "a request at the door")
             assert made.complete(max_tokens=2).status == 200
             start(made, tokenizers, OTHER)
             assert waiting.result(60).json["model"] == OTHER
         eventually(lambda: told[-1] == {"": [1, 0, 0], OTHER: [1, 0, 0]}, "the last use")
-        waking.at_door[OTHER] = MOST_WAITING
+        waking.doors[OTHER].hold("-", MOST_WAITING)
         made.workers[-1].fall_silent(made.proxy.registry)
         assert "256 requests wait for it" in made.complete(model=OTHER).json["error"]["message"]
         table("given_up")

@@ -64,7 +64,7 @@ class Preparation:
     async def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
         """Return what a request goes by, once its model has a worker. Raises Unavailable where that takes too long."""
         workers, replay = self.model.workers, ticket.replay
-        await self.proxy.waking.awake(self.model.key)
+        await self.proxy.waking.awake(self.model.key, ticket.caller)
         if replay is None or replay.worker is None:
             return workers.snapshot(ticket.release)
         return workers.snapshot_of(replay.worker)

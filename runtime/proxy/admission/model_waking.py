@@ -9,9 +9,10 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.fleet.known_processes import ASLEEP
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.threads import is_set_within
 
-# Requests that wait for one model at once: more would wait longer than they may, behind these.
+# Requests that wait for one model at once, which callers share: more would wait longer than they may.
 MOST_WAITING = 256
 # Seconds of a start that was not seen yet.
 USUAL_START = 5.0
@@ -26,20 +27,21 @@ class ModelWaking:
     ) -> None:
         self.registry, self.requests, self.clock, self.patience = registry, requests, clock, patience
         self.tell: Callable[[dict[str, list[int]]], None] | None = None
-        self.admitted, self.at_door = Counter[str | None](), Counter[str | None]()
+        self.admitted = Counter[str | None]()
+        self.doors = {key: SharedRoom(MOST_WAITING) for key in registry.groups}
         self.told: dict[str, list[int]] = {}
         self.came = asyncio.Event()
         # The seconds that a model's workers took to start, as the supervisor has told.
         self.starts: dict[str | None, float] = {}
 
-    async def awake(self, group: str | None) -> None:
-        """Wait for a worker of a model that sleeps. Raises Unavailable where it will not be there in time."""
+    async def awake(self, group: str | None, caller: str) -> None:
+        """Wait for a worker of a model that sleeps. Raises Unavailable where it will not be there in time, or too much
+        of this caller waits for it."""
         if self.registry.of(group).available or not self.may_wake(group):
             return
-        if self.at_door[group] >= MOST_WAITING:
-            raise self.too_late(group, f"{MOST_WAITING} requests wait for it")
-        deadline = self.clock() + self.patience
-        self.at_door[group] += 1
+        deadline, door = self.clock() + self.patience, self.doors[group]
+        if not door.take(caller, 1):
+            raise self.too_late(group, f"{door.total} requests wait for it")
         self.report()
         try:
             while not self.registry.of(group).available and self.may_wake(group):
@@ -48,7 +50,7 @@ class ModelWaking:
                 came = self.came
                 await is_set_within(came, left)
         finally:
-            self.at_door[group] -= 1
+            door.give_back(caller, 1)
 
     def may_wake(self, group: str | None) -> bool:
         """Return whether a worker of the model may come: the supervisor has one, and has not given it up."""
@@ -91,7 +93,8 @@ class ModelWaking:
         if self.tell is None:
             return
         groups = [group.key for group in self.registry.answering]
-        open_counts, waiting = Counter(self.at_door), Counter(self.at_door)
+        waiting = Counter({key: self.doors[key].total for key in groups})
+        open_counts = waiting.copy()
         for request in self.requests.values():
             if not request.trial and request.work.group in groups:
                 open_counts[request.work.group] += 1

@@ -95,6 +95,8 @@ def test_fast_sums_are_compared_within_a_model(tmp_path: Path) -> None:
             "An adapter and a model, or another one, are called large",
         ),
         ({"model": []}, "must name a model"),
+        ({"model_memory": "1GiB"}, "--model-memory is for several models, and there is one"),
+        ({"role": "proxy", "model_memory": "1GiB"} | TWO_NAMES, "for a launch of proxy and workers"),
     ],
 )
 def test_impossible_launches_are_refused(flags: dict[str, Any], says: str) -> None:
