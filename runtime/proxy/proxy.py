@@ -300,7 +300,8 @@ class Proxy:
 
     def trial_routes(self) -> list[TrialRoute]:
         """Return what the self-test tries: each route of a request, and an answer in sound."""
-        teams = [(group, release) for group in self.registry.answering for release in group.current.releases]
+        groups = [group for group in self.registry.answering if not self.waking.is_proved(group.key)]
+        teams = [(group, release) for group in groups for release in group.current.releases]
         loads = [[worker.load for worker in group.current.releases[release]] for group, release in teams]
         routes = [route for load in loads for route in every_route(load, self.config.disagg)]
         return [*routes, *self.runs.trials()]

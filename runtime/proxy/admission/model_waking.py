@@ -33,6 +33,7 @@ class ModelWaking:
         self.came = asyncio.Event()
         # The seconds that a model's workers took to start, as the supervisor has told.
         self.starts: dict[str | None, float] = {}
+        self.slept = set[str | None]()
 
     async def awake(self, group: str | None, caller: str) -> None:
         """Wait for a worker of a model that sleeps. Raises Unavailable where it will not be there in time, or too much
@@ -64,6 +65,10 @@ class ModelWaking:
         rows = [row for row in self.registry.processes.rows if self.registry.may_be_of(row, group)]
         return self.tell is not None and any(row.state == ASLEEP for row in rows)
 
+    def is_proved(self, group: str | None) -> bool:
+        """Return whether a model has answered before it slept: no test of its own need hold up those who woke it."""
+        return group in self.slept and self.admitted[group] > 0
+
     def state(self, group: str | None) -> str:
         """Return the state of a model in a word."""
         if self.registry.of(group).available:
@@ -82,6 +87,8 @@ class ModelWaking:
         if self.tell is None:
             return
         for row in self.registry.processes.rows:
+            if row.state == ASLEEP:
+                self.slept.add(row.about.get("model"))
             seconds = row.about.get("start_seconds")
             if isinstance(seconds, int | float):
                 self.starts[row.about.get("model")] = float(seconds)
