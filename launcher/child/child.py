@@ -215,11 +215,13 @@ class Child:
         assert self.group is not None
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
-            self.exits.append(self.group.cause())
+            cause = self.group.cause()
             workers = self.group.processes[: self.group.workers]
             self.ended_pids.append(tuple(process.process.pid for process in workers))
             if not self.sleeps:
-                self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
+                self.exits.append(cause)
+            if not self.sleeps or cause.violent:
+                self.memory.end(cause, None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)
         elif step is GroupStep.KILL or (step is GroupStep.WAIT and self.group.leave(now)):
@@ -245,8 +247,9 @@ class Child:
                 self.stop()
 
     def rest(self) -> None:
-        """Rest until it is woken. What its processes kept in memory stays."""
-        self.sleeps = False
+        """Rest until it is woken. What its processes kept in memory stays. Sleep is no death: the start after it is
+        none that follows a fault."""
+        self.sleeps, self.starts = False, max(0, self.starts - 1)
         if self.state is ChildState.EXITED:
             self.move(ChildState.BACKOFF)
         self.move(ChildState.ASLEEP)
