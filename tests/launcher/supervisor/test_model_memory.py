@@ -11,6 +11,7 @@ from virtual_supervisor import PuppetProcess, VirtualSelector, VirtualSite
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.reports import OrderReport, ReadyReport, UseReport
+from pontil.launcher.supervisor.rollouts.runner import place_of
 
 READY, ASLEEP, STARTING = ChildState.READY, ChildState.ASLEEP, ChildState.STARTING
 
@@ -91,6 +92,11 @@ def test_a_death_on_the_way_to_sleep_is_sleep(site: VirtualSite) -> None:
     process_of(site, large).end(3)
     site.turns(1.0)
     assert site.states[2] is ChildState.BACKOFF, "a death while it is needed is one as ever"
+
+
+def test_no_change_waits_for_one_that_sleeps(site: VirtualSite) -> None:
+    counted = {child.name: place_of(child).counts for child in site.supervisor.children}
+    assert counted == {"proxy": True, "mixed": True, "large": False}
 
 
 def test_reports_that_nobody_means_are_taken_for_none(site: VirtualSite) -> None:
