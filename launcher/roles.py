@@ -29,7 +29,7 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError, RefusedE
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
 from pontil.launcher.options.worker_roles import WORKER_ROLES
-from pontil.runtime.errors import DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
+from pontil.runtime.errors import AdapterError, DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
 
@@ -43,6 +43,7 @@ EXIT_BROKEN = 70
 EXIT_CODES = (
     (IncompatiblePeer, RefusedError.exit_code),
     (DraftModelError, RefusedError.exit_code),
+    (AdapterError, RefusedError.exit_code),
     (RankLost, EXIT_RANK_LOST),
 )
 STDERR = 2
@@ -163,6 +164,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
+    from pontil.runtime.probe.adapters import check_adapters
     from pontil.runtime.probe.footprint import (
         MemoryDemand,
         awake_bytes,
@@ -177,7 +179,9 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
-    for name, draft in ((name, demand.speculative_model) for name, demand in demands.items()):
+    for name, demand in demands.items():
+        check_adapters(config["adapters"][name], paths[name], demand.workers)
+        draft = demand.speculative_model
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
     wanted = [(paths[name], demand, paths.get(demand.speculative_model or "")) for name, demand in demands.items()]
@@ -244,6 +248,7 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
     the model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
     refused."""
     from pontil.runtime.loaders.builtin import local_model
+    from pontil.runtime.probe.adapters import check_adapters
     from pontil.runtime.probe.footprint import MemoryDemand, check_room, memory_lines
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints, other_lines
 
@@ -253,11 +258,15 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
     try:
         others = other_footprints(beside, here)
         demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
+        for name in demands.keys() & here.keys():
+            check_adapters(config["adapters"][name], here[name], demands[name].workers)
         lines = [memory_lines(here[name], demand, others) for name, demand in demands.items() if name in here]
         if not demands:
             check_room(others, config["gpu_memory"])
         lines.append(other_lines(beside, here))
         return [line for some in lines for line in some] or None
+    except AdapterError as error:
+        raise RefusedError(f"{error}.") from None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
 

@@ -50,6 +50,10 @@ class DraftModelError(ModelError):
     """A draft model that cannot guess for the model that is served: unknown, too large, or with another tokenizer."""
 
 
+class AdapterError(ModelError):
+    """An adapter that cannot be computed for the model that is served: damaged, of another base, or of another kind."""
+
+
 class MalformedFrame(PontilError):
     """Bytes from a peer that are not a valid message. Counted and dropped, never fatal."""
 

@@ -136,7 +136,7 @@ def sequence_of(engine: Engine, number: int, tokens: int, answer: int) -> Sequen
 
 def fill(storage: KVStorage) -> None:
     """Write some random numbers to all blocks."""
-    block = torch.randn(storage.layout.block_shape).to(storage.tensor.dtype)
+    block = torch.randn(storage.layout.page_shape).to(storage.tensor.dtype)
     for place in storage.tensor:
         place.copy_(block)
 

@@ -20,7 +20,7 @@ import app  # noqa: E402, F401
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend  # noqa: E402
 from pontil.gpu_ops.attention_backends.choice import MODULES, limit_of  # noqa: E402
 from pontil.gpu_ops.attention_backends.self_check import AttentionShape  # noqa: E402
-from pontil.runtime.worker.start.attention_check import tried  # noqa: E402
+from pontil.runtime.worker.start.package_check import tried  # noqa: E402
 
 BRAIN, HALF = torch.bfloat16, torch.float16
 SHAPES = {

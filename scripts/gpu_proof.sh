@@ -11,6 +11,7 @@
 #   ranks     workers of two ranks, one on each device, beside a CPU's answers
 #   fast      the same with the fast arithmetic of ranks, where this version has it
 #   attention FlashAttention-3 and FlashInfer, if they are installed: beside our kernels, a CPU's answers, and figures
+#   parts     kernels of torch and FlashInfer for products, experts and draws: beside ours, and a CPU's answers
 #   figures   steps, prompts and pulls beside what the device can do and beside vLLM, if it is installed, appended to
 #             docs/measurements.md
 #   sanitizer the kernels under compute-sanitizer
@@ -20,7 +21,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
-steps=(kernels second pair alike replay ranks fast attention figures sanitizer)
+steps=(kernels second pair alike replay ranks fast attention parts figures sanitizer)
 limit=480
 venv=.venv
 device=cuda:0
@@ -38,7 +39,7 @@ while [ $# -gt 0 ]; do
         --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
-        -h | --help) sed -n '3,19s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,20s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
         *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
             chosen+=("$1") ;;
@@ -57,6 +58,9 @@ lacks() {
         attention) [ "$device" != cpu ] || { echo "the packages compute on GPUs only"; return; }
             [ -n "$("$python" scripts/gpu_attention.py --installed)" ] ||
                 echo "neither flash_attn_interface nor flashinfer is installed" ;;
+        parts) [ "$device" != cpu ] || { echo "these kernels compute on GPUs only"; return; }
+            [ -n "$("$python" scripts/gpu_parts.py --device "$device" --usable)" ] ||
+                echo "torch has none for this GPU, and flashinfer is not installed" ;;
         kernels) [ "$device" != cpu ] || echo "cores have no kernels of Triton: the suite interprets them" ;;
         sanitizer) [ "$device" != cpu ] || { echo "there is nothing to watch on cores"; return; }
             command -v compute-sanitizer > /dev/null || echo "compute-sanitizer is not installed" ;;
@@ -146,6 +150,12 @@ work() {
                 stop
                 "$python" scripts/gpu_bench.py --device "$device" --attention-backend "$name" --record
             done ;;
+        parts)
+            "$python" scripts/gpu_parts.py --device "$device"
+            [[ " $("$python" scripts/gpu_parts.py --device "$device" --usable) " == *" draws=flashinfer "* ]] || return 0
+            serve --role mixed --mixed "$device" --share-devices --kv-cache-memory 1GiB \
+                --kernel-backend draws=flashinfer
+            beside_a_cpu "$url" ;;
         figures)
             if [ "$device" = cpu ]; then
                 "$python" scripts/gpu_bench.py --device cpu --shape tiny

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure what the host does in a step: the real engine over a device, or kernels, that take no time."""
 
-import contextlib
 import cProfile
 import pstats
 import statistics
@@ -11,7 +10,6 @@ from collections import abc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,11 +17,10 @@ from torch import Tensor
 import app  # noqa: F401
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.collectives.communicator import SingleRank
-from pontil.gpu_ops.parameters.draws import DeviceDraws
+from pontil.gpu_ops.parameters.draws import DeviceDraws, RankedRows
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.device import tile_draws
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import Arrival, HostWords, RecordedStep, Words
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
@@ -92,8 +89,8 @@ class InstantModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.scores[: len(hidden)]
 
-    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self.scores[: len(hidden)], self.highest[: len(hidden)]
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, RankedRows]:
+        return self.scores[: len(hidden)], RankedRows(self.highest[: len(hidden)])
 
 
 def nothing_drawn(logits: Tensor, draws: DeviceDraws, out: Tensor, kinds: object) -> None:
@@ -110,6 +107,7 @@ def open_engine(kind: str, rows: int, most: int) -> Engine:
         return Engine(ModelRunner(model, storage), scheduler)
     limits = DeviceLimits(rows, MOST_ROWS, layout.blocks_for(most))
     runner = DeviceRunner(model, storage, InstantLink(), limits, AttentionBackend())
+    runner.draw = nothing_drawn
     runner.record(runner.layers.shapes)
     return Engine(runner, scheduler)
 
@@ -130,23 +128,21 @@ def begin(engine: Engine, kind: str, rows: int, context: int, answer: int) -> No
 def measure_host(kind: str, rows: int, context: int, rounds: int, profile: bool = False) -> dict[str, Any]:
     """Return the milliseconds of a step of so many rows, least and median: by the clock and of this thread; and the
     calls of Python functions for each row, counted apart."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(tile_draws, "draw", nothing_drawn))
-        steps = 2 * rounds + 40
-        engine = open_engine(kind, rows, context + steps + 8)
-        begin(engine, kind, rows, context, steps + 8)
-        walls, own = list[float](), list[float]()
-        for _ in range(rounds):
-            start, used = time.perf_counter(), time.thread_time()
-            outputs = engine.step()
-            own.append(time.thread_time() - used)
-            walls.append(time.perf_counter() - start)
-            assert sum(one.count for one in outputs) == rows
-        calls = counted_calls(engine, 8)
-        if profile:
-            profiled(engine, min(rounds, 20))
-        for name in list(engine.sequences):
-            engine.end(name, FinishReason.ABORTED)
+    steps = 2 * rounds + 40
+    engine = open_engine(kind, rows, context + steps + 8)
+    begin(engine, kind, rows, context, steps + 8)
+    walls, own = list[float](), list[float]()
+    for _ in range(rounds):
+        start, used = time.perf_counter(), time.thread_time()
+        outputs = engine.step()
+        own.append(time.thread_time() - used)
+        walls.append(time.perf_counter() - start)
+        assert sum(one.count for one in outputs) == rows
+    calls = counted_calls(engine, 8)
+    if profile:
+        profiled(engine, min(rounds, 20))
+    for name in list(engine.sequences):
+        engine.end(name, FinishReason.ABORTED)
     return {
         "runner": kind, "rows": rows, "ms": least_and_median(walls), "cpu_ms": least_and_median(own),
         "calls_a_row": round(calls / rows, 1),

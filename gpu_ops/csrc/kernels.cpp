@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "peak.h"
+#include "recurrent.h"
 #include "top_logits.h"
 
 static void run(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
@@ -21,6 +22,13 @@ static void run(Context& context, const LatentHalf& half, const Tile& tile, floa
         latent_half<BFloat16>(context, half, tile, hidden);
     else
         latent_half<Float32>(context, half, tile, hidden);
+}
+static void run(Context& context, const RecurrentHalf& half, const Tile& tile, float* hidden) {
+    ThreadPool::Loan loan(context.threads);
+    if (tile.kind == BFLOAT16)
+        recurrent_half<BFloat16>(context, half, tile, hidden);
+    else
+        recurrent_half<Float32>(context, half, tile, hidden);
 }
 static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result,
                 const int32_t* chosen) {
@@ -40,6 +48,7 @@ static void run(Context& context, const ExpertHalf& half, int rows, const float*
 static void run(Context& context, const Layer& layer, const Tile& tile, float* hidden) {
     if (layer.attention) run(context, *layer.attention, tile, hidden);
     if (layer.latent) run(context, *layer.latent, tile, hidden);
+    if (layer.recurrent) run(context, *layer.recurrent, tile, hidden);
     if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden, tile.adapters);
     if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden);
 }
@@ -104,6 +113,9 @@ int32_t pontil_attention_half(Context* context, const AttentionHalf* half, const
 int32_t pontil_latent_half(Context* context, const LatentHalf* half, const Tile* tile, float* hidden) {
     return status_of([&] { run(*context, *half, *tile, hidden); });
 }
+int32_t pontil_recurrent_half(Context* context, const RecurrentHalf* half, const Tile* tile, float* hidden) {
+    return status_of([&] { run(*context, *half, *tile, hidden); });
+}
 int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t rows, const float* x, float* result) {
     return status_of([&] { run(*context, *half, rows, x, result); });
 }
@@ -117,19 +129,22 @@ int32_t pontil_layers(Context* context, const Layer* layers, int32_t count, cons
 }
 
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, const float* norm,
-                   float epsilon, float* result, int64_t* highest) {
+                   float epsilon, float* result, int64_t* highest, float* tops) {
     ThreadPool::Loan loan(context->threads);
     if (matrix->kind == FLOAT32)
-        linear<Float32>(*context, *matrix, rows, x, norm, epsilon, result, highest);
+        linear<Float32>(*context, *matrix, rows, x, norm, epsilon, result, highest, tops);
     else
-        linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest);
+        linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest, tops);
 }
 
 void pontil_draw(const Draws* draws) { draw(*draws); }
 
-void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
-                       int32_t* pairs) {
-    for (int row = 0; row < rows; row++) top_logits(logits + row * stride, vocabulary, count, pairs + 2 * count * row);
+void pontil_top_logits(const float* logits, int64_t stride, const float* tops, const int32_t* rows, int32_t wanted,
+                       int32_t vocabulary, int32_t count, int32_t* pairs) {
+    const size_t groups = padded(vocabulary, GROUP) / GROUP;
+    for (int i = 0; i < wanted; i++)
+        top_logits(logits + rows[i] * stride, tops ? tops + rows[i] * groups : nullptr, vocabulary, count,
+                   pairs + 2 * count * i);
 }
 
 int64_t pontil_multiply_adds(Context* context, int32_t kind, int64_t rounds) {

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 18 };
+enum { PONTIL_ABI = 19 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -64,23 +64,29 @@ struct Adapters {
 };
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
-// One thread stores a span: neighbours, which share words, are never in two spans of a tile.
+// One thread stores a span: neighbours, which share words, are never in two spans of a tile. `state_blocks` is the
+// table of the blocks that end with states, in a tile with such.
 struct Span {
     const int32_t* blocks;
     int32_t row, start, count, unused;
+    const int32_t* state_blocks;
 };
 
 // Rows that go through the model together, and the KV pool [block][layer][plane][kv_head] that they read and write;
 // kv_layout.h and scaled_keys.h describe a head's slots there. Two planes are keys and values; in one plane, the first
 // numbers of a key are its value. `kind` is that of activations and weights. Angles [rows, dim / 2] stand for those of
 // the rows' positions, in layers with keys and values; null: those do. `adapters` [rows] numbers the rows'
-// adapters, less than 0 for a row without one; null: none has one.
+// adapters, less than 0 for a row without one; null: none has one. `states` are those of recurrent layers, behind
+// blocks of `state_tokens` positions: `state_stride` numbers from one block's to the next one's.
 struct Tile {
     void* pool;
     const Span* spans;
     int32_t span_count, rows, kind, layers, planes, kv_heads, block_size, head_dim, cells, unused;
     const float *cosines, *sines;
     const int32_t* adapters;
+    float* states;
+    int64_t state_stride;
+    int32_t state_tokens, also_unused;
 };
 
 // Angles of all positions [positions, dim / 2], by which the first `dim` numbers of a head turn: those of its halves
@@ -94,13 +100,14 @@ struct Rotation {
 // `window` 0: every position is seen. With `sinks` [heads] each head has a score more, of no key. Without heads, only
 // keys and values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the
 // outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads. A partial `out` has this rank's
-// heads as inputs, and all outputs.
+// heads as inputs, and all outputs. With `gated` heads, qkv also has a gate for each number of the queries, behind the
+// values: what is attended to is multiplied by their sigmoids.
 struct AttentionHalf {
     Matrix qkv, out;
     const float *before, *after, *query_norm, *key_norm, *sinks;
     Rotation rotation;
     float epsilon, scale;
-    int32_t hidden, heads, kv_heads, head_dim, layer, window;
+    int32_t hidden, heads, kv_heads, head_dim, layer, window, gated, unused;
 };
 
 // The same of latent attention (DeepSeek-AI, 2024). A position stores one vector: the normed latent of `rank` numbers,
@@ -114,6 +121,17 @@ struct LatentHalf {
     Rotation rotation;
     float epsilon, latent_epsilon, scale;
     int32_t hidden, heads, rank, key_dim, value_dim, layer, window;
+};
+
+// hidden += after(out(gates(norm(delta rule(convolution(in(before(hidden)))))))): recurrent.h. `in` makes the queries
+// and keys of the `key_heads`, the values of the `value_heads`, then the gates, strengths and times of these.
+// `channels` [width][channels] convolves the first three, `rate` and `bias` [value_heads] make decays of times, and
+// `norm` [value_dim] is that of each head. `layer` is the number among the recurrent ones. Ranks divide the heads.
+struct RecurrentHalf {
+    Matrix in, out;
+    const float *before, *after, *norm, *channels, *bias, *rate;
+    float epsilon;
+    int32_t hidden, key_heads, value_heads, key_dim, value_dim, width, layer;
 };
 
 // result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the
@@ -148,6 +166,7 @@ struct ExpertHalf {
 struct Layer {
     const AttentionHalf* attention;
     const LatentHalf* latent;
+    const RecurrentHalf* recurrent;
     const MlpHalf* mlp;
     const ExpertHalf* experts;
 };
@@ -197,22 +216,25 @@ uint64_t pontil_group_fault(const RankGroup*);
 // hidden float32 [rows, hidden], changed in place.
 int32_t pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
 int32_t pontil_latent_half(Context*, const LatentHalf*, const Tile*, float* hidden);
+int32_t pontil_recurrent_half(Context*, const RecurrentHalf*, const Tile*, float* hidden);
 // Adds the MLP, or the experts, of x float32 [rows, hidden] to result, which may be x.
 int32_t pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
 int32_t pontil_expert_half(Context*, const ExpertHalf*, int32_t rows, const float* x, float* result);
 // Runs both halves of one layer after the other.
 int32_t pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
 // x float32 [rows, inputs], normed first if `norm` is not null; result float32 [rows, outputs padded]. If `highest`
-// [rows] is not null, it gets the number of each row's highest output, of equal ones the first.
+// [rows] is not null, it gets the number of each row's highest output, of equal ones the first, and `tops`
+// [rows][groups] the highest output of each GROUP of them, NaN taken for minus infinity.
 void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const float* norm, float epsilon,
-                   float* result, int64_t* highest);
+                   float* result, int64_t* highest, float* tops);
 // Draws with the calling thread alone; the ids are the same for all kernels.
 void pontil_draw(const Draws*);
-// Finds the `count` highest of each row of logits, whose rows lie `stride` apart, with the calling thread alone: pairs
-// [rows][count][2] get the id and the bits of the logit, the highest first and of equal ones the lowest id. NaN is
-// taken for minus infinity and -0.0 for 0.0; what a small vocabulary lacks is -1.
-void pontil_top_logits(const float* logits, int64_t stride, int32_t rows, int32_t vocabulary, int32_t count,
-                       int32_t* pairs);
+// Finds the `count` highest of the `wanted` rows of logits, which lie `stride` apart, with the calling thread alone:
+// pairs [wanted][count][2] get the id and the bits of the logit, the highest first, of equal ones the lowest id. NaN is
+// taken for minus infinity and -0.0 for 0.0; what a small vocabulary lacks is -1. With `tops`, those of the groups as
+// pontil_linear makes them, few of the logits are read.
+void pontil_top_logits(const float* logits, int64_t stride, const float* tops, const int32_t* rows, int32_t wanted,
+                       int32_t vocabulary, int32_t count, int32_t* pairs);
 // Has each thread do independent multiply-adds of that kind, `rounds` times some, as fast as the processor can; returns
 // how many all threads did.
 int64_t pontil_multiply_adds(Context*, int32_t kind, int64_t rounds);

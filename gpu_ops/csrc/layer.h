@@ -175,6 +175,19 @@ static void attend_rows(Context& context, const AttentionHalf& half, const Tile&
     attend_queries<K>(context, sizes, tile, queries, attended, cells, half.head_dim);
 }
 
+// Multiplies rows [rows][cells], the first `size` of each, by the sigmoids of their gates [rows][stride].
+template <class T>
+static void gate_rows(Context& context, int rows, int size, const float* gates, size_t stride,
+                      typename T::Active* attended, size_t cells) {
+    context.threads.share(rows, [&](int first, int end, int) {
+        for (size_t row = first; row < size_t(end); row++)
+            for (int i = 0; i < size; i += LANES) {
+                typename T::Active* to = attended + row * cells + i;
+                T::store_active(to, T::load_active(to) * sigmoid(load(gates + row * stride + i)));
+            }
+    });
+}
+
 template <class T>
 static void attention_half(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
     typedef typename T::Active Active;
@@ -195,6 +208,8 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     const size_t cells = size_t(half.out.words) * T::PER_WORD;
     Active* attended = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
     attend(context, half, tile, qkv, stride, attended + share.first);
+    const int size = half.heads * half.head_dim, behind = size + 2 * half.kv_heads * half.head_dim;
+    if (half.gated) gate_rows<T>(context, rows, size, qkv + behind, stride, attended + share.first, cells);
     if (share.is_last) clear_padding(attended, rows, half.out.inputs, cells);
     share.complete(rows, half.out.inputs);
     add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(attended), rows, half.hidden, half.after,
@@ -235,24 +250,23 @@ static void mlp_half(Context& context, const MlpHalf& half, int rows, const floa
                    half.epsilon, result, chosen);
 }
 
-// The highest of a group's real outputs, without padding.
+// The highest of a group's real outputs, without padding; NaN is taken for minus infinity.
 INLINE float highest_of_group(const Matrix& matrix, int output, const float* sums) {
     if (output + GROUP <= matrix.outputs) {
-        Native most = (Native)load_native(sums);
-        for (int i = NATIVE_LANES; i < GROUP; i += NATIVE_LANES) most = max(most, (Native)load_native(sums + i));
+        Native most = all_lanes(-INFINITY);
+        for (int i = 0; i < GROUP; i += NATIVE_LANES) most = max((Native)load_native(sums + i), most);
         return highest(most);
     }
-    float best = sums[0];
-    for (int i = 1; i < matrix.outputs - output; i++) best = sums[i] > best ? sums[i] : best;
+    float best = -INFINITY;
+    for (int i = 0; i < matrix.outputs - output; i++) best = sums[i] > best ? sums[i] : best;
     return best;
 }
 
 template <class T>
 static void linear(Context& context, const Matrix& matrix, int rows, const float* x, const float* norm, float epsilon,
-                   float* result, int64_t* best) {
+                   float* result, int64_t* best, float* tops) {
     const size_t stride = padded(matrix.outputs, GROUP), groups = stride / GROUP;
     const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, norm, epsilon, matrix.words);
-    float* tops = best ? context.narrow.take<float>(rows * groups) : nullptr;
     multiply<T>(context, matrix, cells, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
         memcpy(result + row * stride + output, sums, GROUP * sizeof(float));

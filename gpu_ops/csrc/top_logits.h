@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The highest logits of a row, to the bit, as gpu_ops/draws/top_logits.py defines them.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
+#include "linear.h"
 #include "vector.h"
 
 // The `count` highest of the logits that were taken, of rising ids: the highest first, of equal ones the lowest id.
@@ -31,19 +33,34 @@ struct TopList {
     }
 };
 
-static void top_logits(const float* row, int vocabulary, int count, int32_t* pairs) {
+// Takes ids from `id` to `last` of a row.
+static void take_ids(TopList& list, const float* row, int id, int last) {
     enum { STEP = 4 * NATIVE_LANES };
-    memset(pairs, -1, 2 * count * sizeof *pairs);
-    if (!count) return;
-    TopList list{reinterpret_cast<int32_t (*)[2]>(pairs), count};
-    int id = 0;
-    for (; id < vocabulary && list.found < count; id++) list.take(id, row[id]);
+    for (; id < last && list.found < list.count; id++) list.take(id, row[id]);
     // Few of a vocabulary are higher than all but a few before them.
-    for (; id + STEP <= vocabulary; id += STEP) {
+    for (; id + STEP <= last; id += STEP) {
         Native x[4];
         memcpy(x, row + id, sizeof x);
         if (any((x[0] > list.least) | (x[1] > list.least) | (x[2] > list.least) | (x[3] > list.least)))
             for (int i = 0; i < STEP; i++) list.take(id + i, row[id + i]);
     }
-    for (; id < vocabulary; id++) list.take(id, row[id]);
+    for (; id < last; id++) list.take(id, row[id]);
+}
+
+// Finds those of a row, whose groups have these `tops` if they are known. Of the groups by (highest logit, place) the
+// first `count` have all of them: each group before another one has an id that comes before all of the other's.
+static void top_logits(const float* row, const float* tops, int vocabulary, int count, int32_t* pairs) {
+    enum { MOST = 32 };
+    memset(pairs, -1, 2 * count * sizeof *pairs);
+    if (!count) return;
+    TopList list{reinterpret_cast<int32_t (*)[2]>(pairs), count};
+    if (!tops || count > MOST) return take_ids(list, row, 0, vocabulary);
+    int32_t best[MOST][2], chosen[MOST];
+    TopList groups{best, count};
+    take_ids(groups, tops, 0, int(padded(vocabulary, GROUP) / GROUP));
+    for (int i = 0; i < groups.found; i++) chosen[i] = best[i][0];
+    // Of equal logits that of the lowest id counts.
+    std::sort(chosen, chosen + groups.found);
+    for (int i = 0; i < groups.found; i++)
+        take_ids(list, row, chosen[i] * GROUP, std::min((chosen[i] + 1) * GROUP, vocabulary));
 }

@@ -30,6 +30,8 @@ PIECE = 1 << 18
 
 # The parameters and result of `draw_rows` in `kernels.draws`, but for the library.
 RowDraws = Callable[[DrawnRows, Tensor, Tensor], tuple[Tensor, Tensor]]
+# The parameters of `draw`.
+DrawIds = Callable[[Tensor, DeviceDraws, Tensor, DrawKinds], None]
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of ids from rows of probabilities, and the highest logits of rows, with the kernels."""
 
+import ctypes
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,8 +28,13 @@ def draw_rows(kernels: KernelLibrary, rows: DrawnRows, row: Tensor, uniform: Ten
     return tokens, certain
 
 
-def top_logits(kernels: KernelLibrary, logits: Tensor, count: int) -> Tensor:
-    """Return what `gpu_ops.draws.top_logits` does."""
-    pairs = torch.empty(len(logits), count, 2, dtype=torch.int32)
-    kernels.top_logits(logits if logits.stride(1) == 1 else logits.contiguous(), count, pairs)
+def top_logits(
+    kernels: KernelLibrary, logits: Tensor, rows: Sequence[int], count: int, groups: Tensor | None = None
+) -> Tensor:
+    """Return of these rows what `gpu_ops.draws.top_logits` does, sooner where the highest logits of all `groups` are
+    known (RankedRows)."""
+    pairs = torch.empty(len(rows), count, 2, dtype=torch.int32)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    kernels.top_logits(logits, groups, (ctypes.c_int32 * len(rows))(*rows), pairs)
     return pairs

@@ -27,9 +27,12 @@ from pontil.gpu_ops.parameters.attention import LayerAttention
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
+    """The heads of one rank. They may be `gated`: then qkv has a gate for each number of the queries at its end."""
+
     heads: int
     kv_heads: int
     head_dim: int
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class AttentionHalf:
         sizes = (qkv.inputs, shape.heads, shape.kv_heads, shape.head_dim)
         self.fields = AttentionFields(
             qkv.fields, out.fields, *pointers, rotation.fields, norms.epsilon, layer.scale, *sizes, layer.layer,
-            layer.window or 0,
+            layer.window or 0, shape.gated, 0,
         )  # fmt: skip
         self.storing = None if sizes[1] * sizes[3] % GROUP else self.without_heads(qkv)
 

@@ -21,9 +21,11 @@ from pontil.gpu_ops.kernels.weights.structures import (
     LatentFields,
     LayerFields,
     MlpFields,
+    RecurrentFields,
     TileFields,
     signatures,
 )
+from pontil.gpu_ops.parameters.draws import RankedRows
 
 
 class KernelLibrary:
@@ -69,10 +71,15 @@ class KernelLibrary:
         """Draw ids, with the calling thread alone."""
         self.library.pontil_draw(byref(fields))
 
-    def top_logits(self, logits: Tensor, count: int, pairs: Tensor) -> None:
-        """Find the highest logits of each row, with the calling thread alone, as `draws.top_logits` does."""
-        rows, vocabulary = logits.shape
-        self.library.pontil_top_logits(logits.data_ptr(), logits.stride(0), rows, vocabulary, count, pairs.data_ptr())
+    def top_logits(
+        self, logits: Tensor, groups: Tensor | None, rows: "ctypes.Array[ctypes.c_int32]", pairs: Tensor
+    ) -> None:
+        """Find the highest logits of these rows, with the calling thread alone, as `draws.top_logits` does."""
+        tops = None if groups is None else groups.data_ptr()
+        self.library.pontil_top_logits(
+            logits.data_ptr(), logits.stride(0), tops, rows, len(rows), logits.shape[1], pairs.shape[1],
+            pairs.data_ptr(),
+        )  # fmt: skip
 
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how
@@ -92,6 +99,10 @@ class KernelLibrary:
         """Do what `attention_half` does, for latent attention."""
         self.check(self.library.pontil_latent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
 
+    def recurrent_half(self, fields: RecurrentFields, tile: TileFields, hidden: Tensor) -> None:
+        """Add a recurrent layer to hidden, float32 [rows, hidden_size], and bring the sequences' states up to date."""
+        self.check(self.library.pontil_recurrent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
+
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add the MLP of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""
         self.check(
@@ -110,19 +121,23 @@ class KernelLibrary:
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
         """Multiply x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""
-        return self.multiply(matrix, x, (None, 0.0), None)
+        return self.multiply(matrix, x, (None, 0.0), (None, None))
 
-    def head(self, matrix: Matrix, x: Tensor, norm: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Norm the rows with weights float32 [inputs], if given, then multiply as `linear` does. Also return the number
-        of each row's highest output, of equal ones the first, int64 [rows]."""
-        highest = torch.empty(x.shape[0], dtype=torch.int64)
+    def head(self, matrix: Matrix, x: Tensor, norm: Tensor | None, epsilon: float) -> tuple[Tensor, RankedRows]:
+        """Norm the rows with weights float32 [inputs], if given, then multiply as `linear` does. Also return the
+        highest outputs, of equal ones the first."""
+        groups = torch.empty(x.shape[0], -(-matrix.outputs // GROUP))
+        ranked = RankedRows(torch.empty(x.shape[0], dtype=torch.int64), groups)
         weights = None if norm is None else norm.data_ptr()
-        return self.multiply(matrix, x, (weights, epsilon), highest.data_ptr()), highest
+        found = ranked.highest.data_ptr(), groups.data_ptr()
+        return self.multiply(matrix, x, (weights, epsilon), found), ranked
 
-    def multiply(self, matrix: Matrix, x: Tensor, norm: tuple[int | None, float], highest: int | None) -> Tensor:
+    def multiply(
+        self, matrix: Matrix, x: Tensor, norm: tuple[int | None, float], found: tuple[int, int] | tuple[None, None]
+    ) -> Tensor:
         x = x.contiguous()
         result = torch.empty(x.shape[0], matrix.outputs + -matrix.outputs % GROUP)
         self.library.pontil_linear(
-            self.context, byref(matrix.fields), x.shape[0], x.data_ptr(), *norm, result.data_ptr(), highest
+            self.context, byref(matrix.fields), x.shape[0], x.data_ptr(), *norm, result.data_ptr(), *found
         )
         return result[:, : matrix.outputs]

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.gpu_ops.products.linear import Linear
 
 
@@ -20,15 +21,15 @@ class PackedLinear:
 
 
 class Head:
-    """The last norm and the vocabulary's projection: `y = (x / rms(x) * weight) W^T`, and the argmax of each row."""
+    """The last norm and the vocabulary's projection: `y = (x / rms(x) * weight) W^T`, and the highest of each row."""
 
     def __init__(self, library: KernelLibrary, matrix: Matrix, norm: Tensor | None, epsilon: float) -> None:
         """norm float32 [inputs], a multiple of 16, or None where there is none."""
         self.library, self.matrix, self.epsilon = library, matrix, epsilon
         self.norm = None if norm is None else norm.contiguous()
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map x float32 [rows, inputs] to logits float32 [rows, outputs] and argmax int64 [rows]."""
+    def __call__(self, x: Tensor) -> tuple[Tensor, RankedRows]:
+        """Map x float32 [rows, inputs] to logits float32 [rows, outputs]."""
         return self.library.head(self.matrix, x, self.norm, self.epsilon)
 
 

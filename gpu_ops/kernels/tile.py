@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.structures import CELLS, KINDS, SpanFields, TileFields
+from pontil.gpu_ops.kv.states import TileStates
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.cells import head_dim_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
     as far as the last of these positions. They are computed with the adapter of that number, if not with none."""
@@ -32,6 +33,7 @@ class KernelTile:
     own position. So the rows of one sequence may be cut into tiles in any way, prompts and answers alike. Within a
     tile, neighbouring positions of a sequence are in one span: two of them share words, and one thread stores a span.
     Its rows turn by the angles of their positions, or by `angles`: cosines and sines, float32 [rows, rotated / 2].
+    Recurrent layers read and write `states`, of the same spans.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class KernelTile:
         spans: Sequence[TileSpan],
         dtype: torch.dtype,
         angles: tuple[Tensor, Tensor] | None = None,
+        states: TileStates | None = None,
     ) -> None:
         _, layers, planes, kv_heads, block_size, _ = pool.shape
         assert pool.dtype == dtype or pool.dtype in CELLS
@@ -55,8 +58,11 @@ class KernelTile:
         self.fields = TileFields(
             pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, planes, kv_heads,
             block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0, None, None,
-            None,
+            None, None, 0, 0, 0,
         )  # fmt: skip
+        self.states = states
+        if states is not None:
+            self.place(states)
         self.adapters = adapters_of_rows(spans)
         if self.adapters:
             self.fields.adapters = self.adapters.buffer_info()[0]
@@ -65,8 +71,18 @@ class KernelTile:
             assert all(len(part) == self.rows and part.dtype == torch.float32 for part in self.angles)
             self.fields.cosines, self.fields.sines = (part.data_ptr() for part in self.angles)
 
+    def place(self, states: TileStates) -> None:
+        """Give the kernels the places of these states."""
+        assert states.pool.stride(1) == 1
+        self.fields.states, self.fields.state_stride = states.pool.data_ptr(), states.pool.stride(0)
+        self.fields.state_tokens = states.block_size
+        for place, span in enumerate(states.spans):
+            table = array("i", span.blocks[: -(-(span.start + span.count) // states.block_size)])
+            self.tables.append(table)
+            self.fields.spans[place].state_blocks = table.buffer_info()[0]
+
     def only(self, rows: Sequence[int]) -> "KernelTile":
-        """Some of the rows, in rising order, as a tile."""
+        """Some of the rows, in rising order, as a tile. It has no states: they would take the rows in once more."""
         row_set, first = set(rows), 0
         spans: list[TileSpan] = []
         for span in self.spans:

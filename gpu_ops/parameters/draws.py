@@ -34,6 +34,16 @@ ALL_KINDS = DrawKinds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RankedRows:
+    """The ranks of rows' logits, as far as their projection onto the vocabulary has seen them: the id of each row's
+    `highest` one, of equal ones the lowest, int64 [rows]; and where one rank has all of them, the highest of each group
+    of ids that follow each other, float32 [rows, groups], with NaN taken for minus infinity."""
+
+    highest: Tensor
+    groups: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DrawnRows:
     """Rows to draw from where they are `tried` (bool [rows]), and where masses that are wrong by the share `doubt` of
     their sum could not cut others. logits and masses float32 [rows, vocabulary]; floors float32 [rows, 1]: the lowest

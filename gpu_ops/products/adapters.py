@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank, MadeAdapter
 from pontil.gpu_ops.products.full_tiles import in_full_tiles
 
 
@@ -35,9 +35,10 @@ class ProductAdapters:
         self.rows, self.outputs = rows, tuple(outputs)
         self.numbered: dict[int, Sequence[LowRank | None]] = {}
 
-    def put(self, number: int, parts: Sequence[LowRank | None]) -> None:
-        """Set an adapter's parts; nothing for a part that it leaves as it is."""
-        self.numbered[number] = parts
+    def made(self, parts: Sequence[LowRank | None], arena: object = None) -> MadeAdapter:
+        """Lay out an adapter's parts; None for a part that it leaves as it is."""
+        nbytes = sum(part.nbytes for part in parts if part is not None)
+        return MadeAdapter(nbytes, lambda number: self.numbered.update({number: parts}))
 
     def remove(self, number: int) -> None:
         self.numbered.pop(number, None)

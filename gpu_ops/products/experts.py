@@ -32,10 +32,9 @@ class GroupedExperts:
     sharpness and its limit) a clamped one."""
 
     def __init__(
-        self, gate_up: Sequence[Linear], down: Sequence[Linear], first: int, clamp: tuple[float, float] | None
+        self, gate_up: DeviceWeights, down: DeviceWeights, first: int, clamp: tuple[float, float] | None
     ) -> None:
-        self.gate_up, self.down = weights_of(gate_up), weights_of(down)
-        self.first, self.clamp = first, clamp
+        self.gate_up, self.down, self.first, self.clamp = gate_up, down, first, clamp
 
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, outputs], for x [rows, inputs] and their numbers

@@ -203,6 +203,29 @@ class ScaledLinear(Linear):
         return ScaledLinear(PlainWeights(weight), self.dtype, self.device, bias, self.deterministic)
 
 
+class JoinedLinear(Linear):
+    """Products of the same rows on a GPU, one behind the other, whose weights cannot be one as they are stored."""
+
+    def __init__(self, products: Sequence[Linear]) -> None:
+        first = products[0]
+        self.products, self.dtype, self.device = products, first.dtype, first.device
+        self.out_features, self.in_features = sum(one.out_features for one in products), first.in_features
+        self.bias, self.deterministic, self.adapters = None, first.deterministic, None
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return torch.cat([one.multiply(x) for one in self.products], dim=-1)
+
+    @property
+    def on_device(self) -> DeviceWeights:
+        return self.as_numbers
+
+    @property
+    def as_numbers(self) -> DeviceWeights:
+        parts = [one.as_numbers for one in self.products]
+        biases = [one.bias for one in parts if one.bias is not None]
+        return DeviceWeights(torch.cat([one.numbers for one in parts]), torch.cat(biases) if biases else None)
+
+
 class StoredHead(ScaledLinear):
     """`y = x W^T` for x float32 and stored weights on a GPU, float32. Where the model's type has 16 bits, weights are
     rounded to it as they are read, and a row is multiplied as the sum of two of that type (`NumbersLinear`)."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.triton.device_weights import FLOAT4_GROUP, DeviceWeights
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch, power_of_2
 
 # Neighbouring programs share rows of this many tiles, so that both sides of their products stay in a cache.
 SWATH: tl.constexpr = tl.constexpr(16)
@@ -20,6 +20,11 @@ FEW_ROWS, MANY_ROWS = 32, 256
 
 # The number of times that a float of 8 bits (e4m3) is its bits as those of a float16.
 FLOAT8_SHARE: tl.constexpr = tl.constexpr(256.0)
+LARGEST_FLOAT8: tl.constexpr = tl.constexpr(448.0)
+# The bits of the exponent of the smallest float of 8 bits with all its bits behind the first.
+LEAST_EXPONENT: tl.constexpr = tl.constexpr(127 - 6)
+NO_FRACTION: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
+SMALLEST: tl.constexpr = tl.constexpr(1e-12)
 
 
 @triton.jit
@@ -35,6 +40,51 @@ def share_of_float8(bits):
 def from_float8(bits):
     """Floats of 8 bits (e4m3) as float32."""
     return share_of_float8(bits).to(tl.float32) * FLOAT8_SHARE
+
+
+@triton.jit
+def to_float8(numbers):
+    """Numbers float32 of at most 448 as floats of 8 bits (e4m3), rounded to the nearest, of two as near the even one.
+    The step between neighbours follows from the exponent."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    exponents = tl.maximum((bits >> 23) & 0xFF, LEAST_EXPONENT)
+    step = ((exponents - 3) << 23).to(tl.float32, bitcast=True)
+    # A sum with so large a number has no fraction.
+    whole = (numbers / step + NO_FRACTION) - NO_FRACTION
+    half = (whole * step / FLOAT8_SHARE).to(tl.float16).to(tl.uint16, bitcast=True)
+    return ((bits >> 24) & 0x80 | (half >> 7) & 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def round_rows_kernel(x, out, scales, x_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    numbers = tl.load(x + row * x_row + place, mask=place < SIZE, other=0.0).to(tl.float32)
+    # A row with a number that is none has a scale that is none.
+    largest = tl.maximum(tl.max(tl.abs(numbers), 0), SMALLEST) + tl.sum(numbers * 0.0, 0)
+    scale = tl.div_rn(largest, LARGEST_FLOAT8)
+    tl.store(scales + row, scale)
+    tl.store(out + row * SIZE + place, to_float8(tl.div_rn(numbers, scale)), mask=place < SIZE)
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [rows, inputs] of 16 bits as floats of 8 bits, whose largest one is the largest there is, and the scale of
+    each row, float32 [rows, 1]."""
+    (rows, size), x = x.shape, in_rows(x)
+    out = torch.empty(rows, size, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = power_of_2(size)
+    launch(
+        round_rows_kernel,
+        (rows,),
+        x,
+        out,
+        scales,
+        x.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out.view(torch.float8_e4m3fn), scales
 
 
 @triton.jit

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from pontil.runtime.config.proxy_config import FurtherModel, ProxyConfig, names_of
+from pontil.runtime.config.proxy_config import FurtherModel, ProxyConfig
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
@@ -57,20 +57,28 @@ class ServedModel:
         another model's name."""
         if name is None or name == self.name:
             return None
-        hello = self.workers.any_hello
-        digest = None if hello is None else hello.adapters.get(name)
-        if digest is not None:
+        if (digest := self.digest_of(name)) is not None:
             return ChosenAdapter(name, digest)
-        if hello is None and name in names_of(self.options.adapter):
-            raise Unavailable("no worker is ready yet: try again in a moment")
         check_name(self.proxy.config, name, self.name, self.adapters)
         return None
+
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of the model's adapter of that name; None where it has none. Raises Unavailable for one
+        that is not there yet. Adapters come and go for the first model, and are those of the launch for others."""
+        if self.key is None:
+            return self.proxy.adapters.find(name)
+        hello = self.workers.any_hello
+        if hello is None and name in self.options.adapter_paths:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        return None if hello is None else hello.adapters.get(name)
 
     @property
     def adapters(self) -> Sequence[str]:
         """The names of the adapters that workers have, or will have."""
         hello = self.workers.any_hello
-        return names_of(self.options.adapter) if hello is None else tuple(hello.adapters)
+        if self.key is None:
+            return self.proxy.adapters.names
+        return tuple(self.options.adapter_paths) if hello is None else tuple(hello.adapters)
 
     @property
     def described_adapters(self) -> list[dict[str, Any]]:

@@ -74,7 +74,16 @@ function updateProxy(card, row, snapshot, proxies) {
   say(card.parts.place, `pid ${row.pid ?? "–"}${cpu}${seen}${death}`);
   const own = row.name === proxy.name || proxies === 1;
   const load = `${plural(totals.running, "answer streams", "answers stream")}, ${totals.waiting} wait`;
-  say(card.parts.load, own ? load : "");
+  say(card.parts.load, own ? `${load}${needed(snapshot.load)}` : "");
+}
+
+// The workers that the load needs, and how wrong predicted times are. A recording of an earlier version has neither.
+function needed(load) {
+  const wanted = Object.entries(load?.wanted ?? {}).map(([role, number]) => `${number} ${role}`);
+  const errors = Object.entries(load?.planner_errors ?? {});
+  const wrong = errors.map(([time, error]) => `${time.replace("_", " ")} ${Math.round(100 * error)} %`);
+  const needs = wanted.length ? ` · needs ${wanted.join(", ")}` : "";
+  return wrong.length ? `${needs} · predictions wrong by ${wrong.join(", ")}` : needs;
 }
 
 // The flows in words, for those who see no wires.

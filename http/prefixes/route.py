@@ -150,7 +150,7 @@ class PrefixRoutes:
             "id": view.id,
             "object": "prefix",
             "model": self.generation.model.name,
-            "state": "moving" if view.is_moving else term.state,
+            "state": "moving" if self.leases.is_moving(view) else term.state,
             "reason": term.reason,
             "tokens": view.tokens,
             "bytes": term.size,

@@ -39,6 +39,7 @@ from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.status import METRICS_TYPE, ModelList, StatusRoutes
 from pontil.http.stream import reply_schema as reply
 from pontil.http.stream.answer_checker import AnswerChecker
+from pontil.http.vllm.adapters import AdapterRoutes
 from pontil.http.vllm.chat_batch import CHAT_BATCH, ChatBatchRoutes
 from pontil.http.vllm.compatibility import CompatibilityRoutes
 from pontil.http.vllm.generate import GENERATE
@@ -91,6 +92,7 @@ def endpoints(
         *BatchRoutes(proxy, lines, bodies, intake.knows).endpoints(),
         *routes.sounds.endpoints(),
         *PrefixRoutes(routes).endpoints(),
+        *AdapterRoutes(routes.model, bodies).endpoints(),
         *token_endpoints(tokens),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),

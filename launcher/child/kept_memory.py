@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from pontil.launcher.child.exit_cause import ExitCause
+from pontil.launcher.child.exit_cause import ExitCause, ExitKind
 from pontil.launcher.host.devices import CPU
 from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.plan.child_plan import ChildPlan
@@ -60,8 +60,8 @@ class SharedWeights:
 BLOCK = 512
 # Files of each rank: its KV blocks, and their records.
 NAMES = ("pontil-kv", "pontil-kv-records")
-# A worker that dies within so many seconds of serving with memory that it took over gets new memory: the old may be
-# why. It is longer than the mean time between deaths at which the restart policy gives a worker up.
+# A worker that ends by itself within so many seconds of serving with memory that it took over gets new memory: the old
+# may be why. It is longer than the mean time between deaths at which the restart policy gives a worker up.
 TRUSTED_AFTER = 30.0
 
 
@@ -109,7 +109,9 @@ class KeptMemory:
 
 def may_be_kept(cause: ExitCause, taken_over: bool, seconds: float | None) -> bool:
     """Return whether the next process may have the memory. Not after a death for want of memory, which the kernel could
-    not have again; and not if a process that had `taken_over` the memory died at once, or never served."""
+    not have again; and not if a process that had `taken_over` the memory never served, or died at once by itself. A
+    signal of somebody else is no fault of the memory."""
     if cause.starved or cause.code == -signal.SIGBUS:
         return False
-    return not taken_over or (seconds is not None and seconds >= TRUSTED_AFTER)
+    is_killed = cause.cause is ExitKind.SIGNAL
+    return not taken_over or (seconds is not None and (is_killed or seconds >= TRUSTED_AFTER))

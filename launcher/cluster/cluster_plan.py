@@ -26,7 +26,8 @@ PROXYS = {
     "host", "port", "allowed_hosts", "cors_origin", "max_body_size", "response_store", "response_store_size",
     "response_store_days", "control", "proxies", "resume_window", "join", "api_keys", "admin_key", "fair_by",
     "share_prefixes", "stable_prompts", "strict_parameters", "keys", "usage_log", "usage_log_days", "slow_log",
-    "log_dir", "otlp_traces_endpoint", "otlp_headers", "otlp_traces_sample_rate", "receipt_key",
+    "log_dir", "otlp_traces_endpoint", "otlp_headers", "otlp_traces_sample_rate", "receipt_key", "balance",
+    "profile", "ttft_limit", "tpot_limit",
 }  # fmt: skip
 EVERY = {option.name for option in OPTIONS}
 

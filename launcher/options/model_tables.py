@@ -23,7 +23,7 @@ TABLED = {
     *PHASED,
     ALONE,
     *(option.name for option in fields(WorkerOptions)),
-} - {"revision", "log_level", "allow_chaos", "lease_client_memory"}
+} - {"revision", "log_level", "allow_chaos", "lease_client_memory", "adapter_directory"}
 DECLARED = {flag_name(option): option for option in OPTIONS if option.name in TABLED}
 
 

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import CPU
@@ -15,6 +16,7 @@ from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.config.worker_config import FAST
 from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, missing_package
 from pontil.runtime.foundation.staged_model import StagedModel
+from pontil.runtime.planner.device_profile import MOST_BYTES, ProfileError, read_profile
 
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
@@ -66,6 +68,21 @@ def check_own_endpoint(options: LaunchOptions, graph: StagedModel | None) -> Non
         raise OptionError(
             f"--http is for models of one stage, and {options.model_name} has several: leave it out and use --port."
         )
+
+
+def check_profile(options: LaunchOptions) -> None:
+    """Check the file of measured times by which the proxy predicts, and that roles can follow the load."""
+    if options.balance == "auto" and options.disagg == "never":
+        raise OptionError("--balance auto moves workers between prefill and decode, and --disagg never has no such.")
+    if options.profile is None:
+        return
+    try:
+        with Path(options.profile).open("rb") as opened:
+            read_profile(opened.read(MOST_BYTES + 1))
+    except OSError as error:
+        raise OptionError(f"--profile {options.profile} cannot be read: {error.strerror}.") from None
+    except ProfileError as error:
+        raise OptionError(f"--profile {options.profile}: {error}.") from None
 
 
 def check_proxies(options: LaunchOptions, graph: StagedModel | None, controls: Sequence[str]) -> None:

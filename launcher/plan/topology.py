@@ -22,6 +22,7 @@ from pontil.launcher.plan.checks import (
     check_join,
     check_lists,
     check_own_endpoint,
+    check_profile,
     check_proxies,
     check_stages,
     check_tiers,
@@ -113,6 +114,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_deadlines(options)
     check_usage_log(options)
     check_tracing(options)
+    check_profile(options)
     check_own_endpoint(options, graph)
     controls = control_endpoints(options, run)
     check_proxies(options, graph, controls)
@@ -138,6 +140,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "log_level": options.log_level,
         "demands": plan_demands(models, workers, machine, graph),
         "others": plan_others(options, workers, graph),
+        "adapters": {one.model_name: one.adapter_paths for one in models},
         "gpu_memory": free_gpu_memory(machine),
         "groups": {one.model_name: served_name(one) if number else "" for number, one in enumerate(models)},
         "model_memory": options.model_memory,
@@ -203,6 +206,7 @@ def plan_proxy(
         "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,
+        "profile": options.profile and str(Path(options.profile).absolute()),
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "resume_folder": str(run / "streams") if options.resume_window else None,
         "in_flight_bodies": str(run / "in-flight-bodies"),

@@ -68,7 +68,7 @@ def check_adapters(models: Sequence[LaunchOptions], graph: StagedModel | None) -
     if options.adapter and graph is not None:
         raise OptionError("--adapter is for models of one stage: leave it out.")
     names = [*map(served_name, models), *(served_text_name(options, role) for role in TEXT_MODELS)]
-    for name in (pair.partition("=")[0] for one in models for pair in one.adapter):
+    for name in (name for one in models for name in one.adapter_paths):
         if name in names:
             raise OptionError(f"An adapter and a model, or another one, are called {name}: give one another name.")
         names.append(name)
@@ -180,6 +180,8 @@ def plan_worker(
         raise OptionError(
             f"{name} has {divisions} devices joined by +, and --speculative-model is for workers of one: use commas."
         )
+    if divisions > 1 and options.adapter_memory is not None and role in GENERATING_ROLES:
+        raise OptionError(f"{name} has {divisions} devices joined by +, and --adapter-memory is for workers of one.")
     config = values_of(WorkerOptions, options) | {
         "deadlines": values_of(Deadlines, options),
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,

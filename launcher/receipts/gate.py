@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.foundation.server_url import full_url
-from pontil.launcher.receipts.replay import ReplayTarget, load_record, replay, worker_rows
+from pontil.launcher.receipts.replay import ReplayOutcome, ReplayTarget, load_record, replay, worker_rows
 
 if TYPE_CHECKING:
     from pontil.runtime.receipts.record import Record
@@ -32,9 +32,14 @@ class RolloutGate:
             outcome = replay(self.record, ReplayTarget(self.url, self.key, workers), self.seconds, AT_ONCE)
         except (LaunchError, OptionError) as error:
             return error.message
-        lines = outcome.lines
-        more = f"; {outcome.summary}" if len(lines) > 1 else ""
-        return f"{lines[0]}{more}" if lines else ""
+        return verdict_on(outcome)
+
+
+def verdict_on(outcome: ReplayOutcome) -> str:
+    """Return the first difference, in words; nothing where there is none."""
+    lines = outcome.lines
+    more = f"; {outcome.summary}" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}" if lines else ""
 
 
 def open_gate(file: Path, url: str | None, key: Mapping[str, str], seconds: float) -> RolloutGate:

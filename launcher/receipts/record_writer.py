@@ -17,7 +17,6 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 # Seconds of silence after which a server that shows every second that it is there is given up.
 SILENCE = 15.0
 MOST_LINE = 1 << 24
-LEFT_OUT_LINE = b'{"left_out":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def write_record(
     """Record until a limit is reached, the server ends, or Ctrl-C; return the file. `begun` is called when the server
     has begun to tell them. Raises LaunchError and OptionError, without leaving a file, and if there is none to be
     recorded."""
-    from pontil.runtime.receipts.record import LEFT_OUT
+    from pontil.runtime.receipts.record import LEFT_OUT, LEFT_OUT_LINE
 
     made = RecordFile(path)
     file = made.open()

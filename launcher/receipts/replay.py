@@ -140,8 +140,6 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
     import asyncio
 
     requests = record.replayable
-    count = max(len(requests), len(target.workers))
-    jobs = list(zip(islice(cycle(requests), count), islice(cycle(target.workers or (None,)), count), strict=True))
     deadline = time.monotonic() + seconds
     foreign = list(foreign_tokenizers(requests[0], worker_rows(target.url, target.key), target.workers))
     outcome = ReplayOutcome(len(record.requests) - len(requests), foreign)
@@ -154,10 +152,19 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
                 differences = await asyncio.to_thread(differences_of, request, worker, target, deadline)
                 return ReplayedRequest(request, worker, differences)
 
+        jobs = jobs_of(requests, target.workers)
         outcome.replayed = list(await asyncio.gather(*(one(*job) for job in jobs)))
 
     asyncio.run(all_of_them())
     return outcome
+
+
+def jobs_of(
+    requests: Sequence["RecordedRequest"], workers: Sequence[str]
+) -> Iterator[tuple["RecordedRequest", str | None]]:
+    """Return which request is sent to which worker: each of both at least once."""
+    count = max(len(requests), len(workers))
+    return zip(islice(cycle(requests), count), islice(cycle(workers or (None,)), count), strict=True)
 
 
 def foreign_tokenizers(
@@ -178,51 +185,77 @@ def differences_of(
     request: "RecordedRequest", worker: str | None, target: ReplayTarget, deadline: float
 ) -> list[tuple[int, "AnswerDifference"]]:
     """Send one request, and return where each choice differs first."""
-    from pontil.runtime.receipts.comparison import AnswerDifference, DifferenceKind, first_difference
+    try:
+        status, data = answer_to(request, worker, target, deadline)
+    except LaunchError as error:
+        return unanswered(error.message)
+    return differences_in(request, status, data)
+
+
+def unanswered(reason: str) -> list[tuple[int, "AnswerDifference"]]:
+    from pontil.runtime.receipts.comparison import AnswerDifference, DifferenceKind
+
+    return [(0, AnswerDifference(DifferenceKind.UNANSWERED, reason.removesuffix(".")))]
+
+
+def differences_in(request: "RecordedRequest", status: int, data: bytes) -> list[tuple[int, "AnswerDifference"]]:
+    """Return where each choice of an answer differs first."""
+    from pontil.runtime.receipts.comparison import first_difference
     from pontil.runtime.receipts.statement import ReceiptError
 
     try:
-        answers = answers_to(request, worker, target, deadline)
+        answers = answers_in(status, data)
         if len(answers) != len(request.answers):
             raise LaunchError(f"it has {len(answers)} answers, and {len(request.answers)} were recorded")
     except (LaunchError, ReceiptError) as error:
-        text = error.message if isinstance(error, LaunchError) else str(error)
-        return [(0, AnswerDifference(DifferenceKind.UNANSWERED, text.removesuffix(".")))]
+        return unanswered(error.message if isinstance(error, LaunchError) else str(error))
     pairs = enumerate(zip(request.answers, answers, strict=True))
     found = [(number, first_difference(expected, got)) for number, (expected, got) in pairs]
     return [(number, difference) for number, difference in found if difference is not None]
 
 
-def answers_to(
+def answer_to(
     request: "RecordedRequest", worker: str | None, target: ReplayTarget, deadline: float
-) -> list["RecordedAnswer"]:
-    """Raises LaunchError for an error, or no answer in time, and ReceiptError for receipts that cannot be read."""
+) -> tuple[int, bytes]:
+    """Return the status and the body of the answer. Raises LaunchError for none in time."""
     from http.client import HTTPException
 
     from pontil.launcher.commands.terminal.chat_session import connect
-    from pontil.runtime.receipts.record import RecordedAnswer
 
     left = deadline - time.monotonic()
     if left <= 0:
         raise LaunchError("it was not answered in time")
-    circumstances = json.dumps({"seeds": request.seeds, "at": request.at, "worker": worker})
-    headers = {"content-type": "application/json", "pontil-receipt": "1", "pontil-replay": circumstances}
     connection = connect(target.url, left)
     try:
-        connection.request(
-            "POST", request.path, json.dumps(whole_body(request, target.model)), {**headers, **target.key}
-        )
+        body = whole_body(request, target.model)
+        connection.request("POST", request.path, body, {**headers_of(request, worker), **target.key})
         response = connection.getresponse()
-        data = response.read(MOST_ANSWER)
-        answer = json.loads(data) if response.status == 200 else None
+        return response.status, response.read(MOST_ANSWER)
     except TimeoutError:
         raise LaunchError("it was not answered in time") from None
-    except (OSError, HTTPException, ValueError, RecursionError) as error:
+    except (OSError, HTTPException) as error:
         raise LaunchError(f"it was not answered ({error})") from None
     finally:
         connection.close()
-    if response.status != 200:
-        raise LaunchError(f"it was refused: {sentence(data, response.status)}")
+
+
+def headers_of(request: "RecordedRequest", worker: str | None) -> dict[str, str]:
+    """Return the headers by which a request is answered as it was, with a receipt."""
+    circumstances = json.dumps({"seeds": request.seeds, "at": request.at, "worker": worker})
+    return {"content-type": "application/json", "pontil-receipt": "1", "pontil-replay": circumstances}
+
+
+def answers_in(status: int, data: bytes) -> list["RecordedAnswer"]:
+    """Return the choices in an answer. Raises LaunchError for an error, and ReceiptError for receipts that cannot be
+    read."""
+    from pontil.runtime.receipts.record import RecordedAnswer
+
+    if status != 200:
+        raise LaunchError(f"it was refused: {sentence(data, status)}")
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise LaunchError(f"it was not answered ({error})") from None
     receipts = answer.get("receipt") if isinstance(answer, dict) else None
     listed = receipts if isinstance(receipts, list) else [receipts]
     marks = answer.get("receipt_marks") if isinstance(answer, dict) else None
@@ -231,12 +264,12 @@ def answers_to(
     return [RecordedAnswer.from_json(one, mark) for one, mark in zip(listed, marks, strict=True)]
 
 
-def whole_body(request: "RecordedRequest", model: str | None) -> dict[str, Any]:
+def whole_body(request: "RecordedRequest", model: str | None) -> bytes:
     """Return the body, for an answer in one piece that the server does not keep."""
     body = {name: value for name, value in (request.body or {}).items() if name != "stream_options"}
     if request.path == "/v1/responses":
         body["store"] = False
-    return body | {"stream": False} | ({} if model is None else {"model": model})
+    return json.dumps(body | {"stream": False} | ({} if model is None else {"model": model})).encode()
 
 
 def sentence(data: bytes, status: int) -> str:

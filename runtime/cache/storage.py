@@ -29,7 +29,7 @@ from pontil.gpu_ops.kernels.weights.slots import clear_packed
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights, digests_of
 from pontil.runtime.cache.device_memory import DeviceMemory, memory_of
-from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.layout import STATE_BYTES, KVLayout
 from pontil.runtime.errors import ModelError
 
 HEADER_BYTES = 32 << 10
@@ -69,9 +69,10 @@ def zero(memory: FileMemory, start: int, end: int) -> None:
 
 
 class KVStorage:
-    """`tensor` [block, layer, plane, kv_head, slot, cells of a row] is the engine's memory, and `own` the same as bytes
-    uint8 [block, bytes]; `shared` uint8 [block, bytes] is what peers map. All start as zeros: stale garbage times a
-    zero weight would poison a sum. `memory` is the device's, None on a CPU, where `own` and `shared` are one.
+    """`tensor` [page, layer, plane, kv_head, slot, cells of a row] is the engine's memory, and `own` the same as bytes
+    uint8 [block, bytes], in which `states` float32 [block, number] are those of recurrent layers; `shared` uint8
+    [block, bytes] is what peers map. All start as zeros: stale garbage times a zero weight would poison a sum. `memory`
+    is the device's, None on a CPU, where `own` and `shared` are one.
 
     The pool may be kept in a `file` that an earlier process used, and that peers of that one may still read: it never
     shrinks, and its first epoch is later than any that was in it."""
@@ -118,7 +119,10 @@ class KVStorage:
         size = num_blocks * layout.block_bytes
         own_bytes = self.shared.view(-1) if self.memory is None else self.memory.allocate(size)
         self.own = own_bytes.view(num_blocks, layout.block_bytes)
-        self.tensor = own_bytes.view(CELL_DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
+        self.tensor = own_bytes.view(CELL_DTYPES[layout.dtype]).view(
+            num_blocks * layout.block_pages, *layout.page_shape
+        )
+        self.states = states_in(self.own, layout) if layout.has_states else None
 
     def give_back(self) -> None:
         """Give the device's memory back; nothing may use `own` and `tensor` after it."""
@@ -225,16 +229,25 @@ class KVStorage:
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on, so that an earlier owner's data is never sent."""
+        first = block * self.layout.block_pages
+        inside, behind = divmod(filled, self.layout.page_size)
+        movable(self.tensor)[first + inside + 1 : first + self.layout.kv_pages] = 0
         if self.layout.packed:
-            clear_packed(self.tensor[block], filled)
+            clear_packed(self.tensor[first + inside], behind)
         else:
-            movable(self.tensor)[block, :, :, :, filled:] = 0
+            movable(self.tensor)[first + inside, :, :, :, behind:] = 0
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each. All are read before any is written."""
         if pairs:
             sources, targets = zip(*pairs, strict=True)
-            self.tensor[list(targets)] = self.tensor[list(sources)]
+            self.own[list(targets)] = self.own[list(sources)]
+
+
+def states_in(pool: Tensor, layout: KVLayout) -> Tensor:
+    """View the states in a pool of bytes uint8 [block, bytes]: float32 [block, number]."""
+    first = layout.kv_pages * layout.page_bytes
+    return pool[:, first : first + layout.state_numbers * STATE_BYTES].view(torch.float32)
 
 
 def runs_of(blocks: Iterable[int]) -> list[list[int]]:

@@ -119,6 +119,30 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         choice("cache", "load"),
         "cache|load",
     )
+    balance: Literal["none", "auto"] = option(
+        ENGINE,
+        "none",
+        "Whether prefill and decode workers take each other's role as the load needs it.",
+        choice("none", "auto"),
+        "none|auto",
+    )
+    ttft_limit: float | None = option(
+        ENGINE,
+        None,
+        "Milliseconds to the first token that the launch is to keep, for --balance, warnings and autoscaling.",
+        number(0.001, 1e9),
+        "MS",
+    )
+    tpot_limit: float | None = option(
+        ENGINE, None, "Milliseconds for each token after the first that it is to keep.", number(0.001, 1e9), "MS"
+    )
+    profile: str | None = option(
+        ENGINE,
+        None,
+        "Predict each request's times by this file of `pontil profile`, and show in /metrics how wrong that is.",
+        text,
+        "FILE",
+    )
     stable_prompts: bool = option(
         ENGINE, True, "Keep known lines that agents change at every turn out of the beginning of prompts.", switch
     )
@@ -203,6 +227,11 @@ class FurtherModel:
     def path(self) -> Path:
         return Path(self.model)
 
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """The directories of its adapters, by their names."""
+        return {name: path for name, _, path in (pair.partition("=") for pair in self.adapter)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyConfig(ProxyOptions):
@@ -277,11 +306,6 @@ class ProxyConfig(ProxyOptions):
     @property
     def cache_path(self) -> Path | None:
         return None if self.cache_dir is None else Path(self.cache_dir)
-
-
-def names_of(adapters: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in an option of adapters."""
-    return tuple(pair.partition("=")[0] for pair in adapters)
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:

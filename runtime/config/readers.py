@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 # Converts the value from a flag or a file to the field's value; the ValueError has words that follow the flag's name.
 Reader = Callable[[Any], Any]
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 # A name and a directory.
-ADAPTER = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})=(.+)", re.ASCII | re.DOTALL)
+ADAPTER = re.compile(rf"\s*({ADAPTER_NAME.pattern})=(.+)", re.ASCII | re.DOTALL)
 # A host name, or * for any.
 HOST = re.compile(r"\*|[A-Za-z0-9._-]{1,253}", re.ASCII)
 # A page's scheme, host and maybe port, or * for any.
@@ -38,6 +39,18 @@ def choice(*names: str) -> Reader:
         if value not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
         return str(value)
+
+    return read
+
+
+def choices(*names: str) -> Reader:
+    """Parse comma-separated names, each at most once."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, list) or not listed or [one for one in names if one in listed] != sorted(listed):
+            raise ValueError(f"must be of {', '.join(names)}, each once, with commas between them")
+        return tuple(listed)
 
     return read
 
@@ -133,6 +146,16 @@ def adapters(value: Any) -> tuple[str, ...]:
     if len(found) != len(matches):
         raise ValueError("must have a name of its own for each adapter")
     return tuple(f"{name}={path}" for name, path in found.items())
+
+
+def directories(value: Any) -> tuple[str, ...]:
+    """Parse comma-separated directories."""
+    listed_paths = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed_paths, list) or not all(isinstance(path, str) and path.strip() for path in listed_paths):
+        raise ValueError("must be directories with commas between them")
+    if not listed_paths:
+        raise ValueError("must be directories with commas between them")
+    return tuple(str(Path(path.strip()).absolute()) for path in listed_paths)
 
 
 def origins(value: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from pontil.runtime.config.declaration import ENGINE, MODEL, SUPERVISION, option
-from pontil.runtime.config.readers import adapters, choice, size, some_seconds, switch
+from pontil.runtime.config.readers import adapters, choice, directories, size, some_seconds, switch
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -41,6 +41,13 @@ class SharedOptions:
         adapters,
         "NAME=DIR",
     )
+    adapter_directory: tuple[str, ...] = option(
+        MODEL,
+        (),
+        "A directory of whose adapters an operator may load some while the launch runs.",
+        directories,
+        "DIR",
+    )
     log_level: str = option(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     allow_chaos: bool = option(
         SUPERVISION,
@@ -55,3 +62,8 @@ class SharedOptions:
         size,
         "SIZE",
     )
+
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """The directories of the adapters, by their names."""
+        return {name: path for name, _, path in (pair.partition("=") for pair in self.adapter)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, SUPERVISION, frozen, option
-from pontil.runtime.config.readers import choice, number, size, size_or_none, some_seconds, switch, text, whole
+from pontil.runtime.config.readers import choice, choices, number, size, size_or_none, some_seconds, switch, text, whole
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
 from pontil.runtime.foundation.loopback import LOOPBACK
@@ -16,6 +16,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
 ATTENTION_BACKENDS = ("auto", "triton", "flash-attn", "flashinfer")
+# Parts of steps on GPUs, each with the kernels that may compute it in the place of Triton's.
+KERNEL_BACKENDS = ("draws=flashinfer", "experts=torch", "products=torch")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
 # The ways in which the ranks of a worker share out sums.
@@ -83,6 +85,13 @@ class WorkerOptions(SharedOptions):
         "Weights below 16 bits on a CPU: int8, or gguf: as the files have them (auto: if they do).",
         choice(*QUANTIZATIONS),
         "|".join(QUANTIZATIONS),
+    )
+    adapter_memory: int | None = option(
+        MODEL,
+        None,
+        "Most memory of a worker's adapters; those used longest ago leave it, and are read again (default: any).",
+        size,
+        "SIZE",
     )
     pooling: str = option(
         MODEL,
@@ -212,6 +221,13 @@ class WorkerOptions(SharedOptions):
         choice(*ATTENTION_BACKENDS),
         "|".join(ATTENTION_BACKENDS),
     )
+    kernel_backend: tuple[str, ...] = option(
+        ENGINE,
+        (),
+        "What computes other parts of steps on GPUs, in the place of Triton; several with commas between them.",
+        choices(*KERNEL_BACKENDS),
+        "|".join(KERNEL_BACKENDS),
+    )
     tensor_parallel_arithmetic: str = option(
         ENGINE,
         EXACT,
@@ -312,11 +328,6 @@ class WorkerConfig(WorkerOptions):
     def shares_experts(self) -> bool:
         """Return whether the experts of the model are on several workers."""
         return self.data_parallel_size > 1
-
-    @property
-    def adapter_paths(self) -> dict[str, Path]:
-        """The directories of the adapters, by their names."""
-        return {name: Path(path) for name, _, path in (pair.partition("=") for pair in self.adapter)}
 
     @property
     def model_path(self) -> Path:

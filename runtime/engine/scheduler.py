@@ -55,7 +55,7 @@ class Scheduler:
         drafts: StepDrafts | None = None,
     ) -> None:
         self.budget, self.clock, self.drafts = budget, clock, drafts or StepDrafts()
-        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
+        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock, layout.has_states)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
         self.queues, self.turns = SequenceQueues(max_num_seqs, self.prefix), PromptTurns()

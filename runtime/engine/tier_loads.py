@@ -97,11 +97,11 @@ class TierLoads:
 
     def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[int], list[str]]:
         """Return the tokens that each block would save of those that the pool lacks of the prompt, and the tiers of the
-        first of them. At least one position is always left to compute."""
+        first of them."""
         if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
             return [], []
         hit_count, size = len(hit.blocks), self.prefix.block_size
-        most = min(len(sequence.prompt), sequence.length - 1)
+        most = self.prefix.most(sequence)
         tokens = [min(size, most - start) for start in range(hit_count * size, most, size)]
         keys = self.prefix.keys_of(sequence).all[hit_count : hit_count + len(tokens)]
         return tokens, self.store.tiers_of(keys)

@@ -28,7 +28,9 @@ class Architecture:
 
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
-    with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
+    with a window have a rotary base of their own and queries are scaled by a stated number. Layers mix positions by
+    attention to keys and values of `heads`, or to `latent` vectors, or some of them by a state, the gated delta rule of
+    which reads one projection or several (runtime/models/config.py).
     Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
     (`partial_rotary`), have `sinks`, and have norms if the configuration says so (`optional_head_norms`).
     `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/hf/fused_experts.py).
@@ -66,8 +68,17 @@ class Architecture:
     has_experts: bool = False
     expert_size: str = "moe_intermediate_size"
     replaced: Mapping[str, str] = field(default_factory=dict)
-    latent: bool = False
+    mixer: Literal["heads", "latent", "gated_delta", "joined_gated_delta"] = "heads"
     guessing_layers: bool = False
+
+    @property
+    def latent(self) -> bool:
+        return self.mixer == "latent"
+
+    @property
+    def gated_heads(self) -> bool:
+        """Return whether a query's projection also has a gate for each number of its heads."""
+        return self.mixer in ("gated_delta", "joined_gated_delta")
 
 
 DEEPSEEK: dict[str, Any] = {
@@ -85,6 +96,19 @@ LONGER: dict[str, Any] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+
+QWEN_HYBRID: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+PLAIN: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False}
 
 ROWS = (
     Architecture(
@@ -137,7 +161,7 @@ ROWS = (
         gguf="deepseek2",
         # These weights are never divided by their sum.
         fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": False},
-        window_use="never", has_experts=True, latent=True,
+        window_use="never", has_experts=True, mixer="latent",
     ),
     Architecture(
         "deepseek_v3", "deepseek:DeepSeek",
@@ -147,8 +171,28 @@ ROWS = (
             "topk_group": 4, "routed_scaling_factor": 2.5, "bos_token_id": 0, "eos_token_id": 1,
         },
         gguf="deepseek2",
-        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
+        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, mixer="latent",
         guessing_layers=True,
+    ),
+    Architecture(
+        "qwen3_next", "qwen3_next:Qwen3Next",
+        QWEN_HYBRID | {"max_position_embeddings": 32768, "norm_topk_prob": True, "decoder_sparse_step": 1},
+        fixed=PLAIN, others=("mtp.",), window_use="never", head_norms=True, offset_norms=True, partial_rotary=True,
+        has_experts=True, mixer="joined_gated_delta",
+    ),
+    # Positions have three parts, which are equal in text, as below.
+    Architecture(
+        "qwen3_5_text", "qwen3_next:Qwen3Next",
+        QWEN_HYBRID | {"max_position_embeddings": 32768, "num_key_value_heads": 4},
+        fixed=PLAIN, nested_in="qwen3_5", renamed={"model.language_model.": "model."}, others=("mtp.", "model.visual."),
+        window_use="never", head_norms=True, offset_norms=True, partial_rotary=True, mixer="gated_delta",
+    ),
+    Architecture(
+        "qwen3_5_moe_text", "qwen3_next:Qwen3Next",
+        QWEN_HYBRID | {"max_position_embeddings": 32768, "norm_topk_prob": True, "intermediate_size": 512},
+        fixed=PLAIN, nested_in="qwen3_5_moe", renamed={"model.language_model.": "model."},
+        others=("mtp.", "model.visual."), window_use="never", head_norms=True, offset_norms=True, partial_rotary=True,
+        has_experts=True, mixer="gated_delta",
     ),
     Architecture(
         "gpt_oss", "gpt_oss:GptOss",

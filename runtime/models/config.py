@@ -4,7 +4,7 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 
@@ -103,6 +103,41 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers that have a state of one size in the place of keys and values, and what they multiply.
+
+    Layers number `layers` are such ones: "gated_delta" (Yang et al., 2024, arXiv 2412.06464), whose projections in are
+    one for each use, or "joined_gated_delta", where one has all that belongs to a key head side by side.
+
+    A state is a matrix [key_dim, value_dim] for each of `value_heads`, of which equally many neighbours share the query
+    and the key of one of `key_heads`. Queries, keys and values go through a causal convolution over `width` positions
+    before, each channel on its own.
+    """
+
+    kind: Literal["gated_delta", "joined_gated_delta"]
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+
+    @property
+    def channels(self) -> int:
+        """The numbers of a position that go through the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def layer_numbers(self) -> int:
+        """The float32 numbers of the state of one layer: the matrices, and the channels of the last positions."""
+        return self.value_heads * self.key_dim * self.value_dim + (self.width - 1) * self.channels
+
+    def divided(self, ranks: int) -> "RecurrentConfig":
+        """The part of one of so many ranks, which divide the heads."""
+        return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes in elements. `architecture` is Hugging Face's `model_type` ("llama").
 
@@ -111,7 +146,9 @@ class ModelConfig:
     `rope_scaling` does not apply to those. `query_scalar`: scores are divided by its square root (None: by that of
     `head_dim`). `qkv_bias` and `output_bias`: the attention's projections in and out have biases.
 
-    With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
+    The layers' `mixer` of positions is attention to the keys and values of heads (None), or something else. With
+    `latent` attention there is one KV head, and `head_dim` is what it stores for a position (decision 054). With
+    `recurrent` layers the others alone have keys and values, and each query head a gate (decision 129). Rotary
     positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
 
     `sinks`: each head has a score that belongs to no key. `head_norms`: queries and keys are normed where the
@@ -141,12 +178,41 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     experts: ExpertConfig | None = None
-    latent: LatentConfig | None = None
+    mixer: LatentConfig | RecurrentConfig | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
     weight_block: tuple[int, int] | None = None
     head_norms: bool = False
     sinks: bool = False
+
+    @property
+    def latent(self) -> LatentConfig | None:
+        return self.mixer if isinstance(self.mixer, LatentConfig) else None
+
+    @property
+    def recurrent(self) -> RecurrentConfig | None:
+        return self.mixer if isinstance(self.mixer, RecurrentConfig) else None
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return whether this layer has a state in the place of keys and values."""
+        return self.recurrent is not None and layer in self.recurrent.layers
+
+    @property
+    def kv_layers(self) -> int:
+        """The number of layers with keys and values."""
+        return self.num_layers - (0 if self.recurrent is None else len(self.recurrent.layers))
+
+    def place(self, layer: int) -> int:
+        """The number of a layer among those that store the same kind of thing as it does."""
+        if self.recurrent is None:
+            return layer
+        before = sum(number < layer for number in self.recurrent.layers)
+        return before if self.is_recurrent(layer) else layer - before
+
+    @property
+    def state_numbers(self) -> int:
+        """The float32 numbers of a sequence's states in all layers."""
+        return 0 if self.recurrent is None else len(self.recurrent.layers) * self.recurrent.layer_numbers
 
     @property
     def rotated(self) -> int:

@@ -12,6 +12,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
@@ -92,6 +93,5 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused`, float32 [rows, hidden_size], to float32 [rows, vocab_size]."""
 
-    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and the id of each row's highest one, of equal ones the lowest id, int64 [rows]. Only for
-        a model with `kernels`."""
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, RankedRows]:
+        """Return the logits, and which of them are the highest. Only for a model with `kernels`."""

@@ -97,12 +97,13 @@ class Arithmetic:
     """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
     those of ranks that are `row_parallel` have bits that depend on the number of ranks. Ranks that are
     `expert_parallel` compute the same bits in another place, and those that are `data_parallel` those of other rows
-    (docs/decisions/094)."""
+    (docs/decisions/094). Those that are named in `by_torch` are computed by other kernels (docs/decisions/124)."""
 
     deterministic: bool = False
     row_parallel: bool = False
     expert_parallel: bool = False
     data_parallel: bool = False
+    by_torch: tuple[str, ...] = ()
 
 
 USUAL = Arithmetic()
@@ -127,6 +128,17 @@ def check_dispatch(config: ModelConfig, flag: str = "--expert-parallel") -> None
         raise ModelError(f"this model has no experts, and {flag} shares them out: leave it out")
 
 
+def check_states(config: ModelConfig, device: str, guesses: bool) -> None:
+    """Raise ModelError if the model has recurrent layers, whose states cannot be had on this device, or go back over
+    tokens that were guessed."""
+    if config.recurrent is None:
+        return
+    if device != "cpu":
+        raise ModelError("recurrent layers are computed on CPUs only by this version: start the worker on a CPU")
+    if guesses:
+        raise ModelError("states of recurrent layers do not go back over guesses: leave --speculative-tokens out")
+
+
 def check_shares(config: ModelConfig, ranks: int) -> None:
     """Raise ModelError if so many data-parallel ranks cannot have equally many of the model's experts."""
     check_dispatch(config, "--data-parallel-attention")
@@ -146,6 +158,8 @@ def obstacle(config: ModelConfig, ranks: int) -> str | None:
         return f"it has {heads} query heads"
     if kv_heads % ranks and ranks % kv_heads:
         return f"it has {kv_heads} KV heads"
+    if config.recurrent is not None and (config.recurrent.key_heads % ranks or kv_heads % ranks):
+        return f"it has {kv_heads} KV heads and {config.recurrent.key_heads} recurrent ones, which are divided whole"
     if config.hidden_size % (ranks * PANEL):
         return f"its hidden size is {config.hidden_size}"
     for size in config.mlp_sizes:

@@ -22,6 +22,7 @@ from pontil.gpu_ops.products.linear import Linear, NumbersLinear
 from pontil.gpu_ops.products.scaled_weights import (
     FP4_GROUP,
     Fp4Weights,
+    JoinedLinear,
     PackedWeights,
     ScaledLinear,
     ScaledWeights,
@@ -29,6 +30,7 @@ from pontil.gpu_ops.products.scaled_weights import (
     StoredWeights,
     stacked,
 )
+from pontil.gpu_ops.products.torch_products import TorchProducts
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.adapters import EXPERT, AdaptedProduct
 from pontil.runtime.models.joining_product import JoiningProduct
@@ -36,6 +38,8 @@ from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, S
 from pontil.runtime.models.stored_rows import BlockType, DeviceRows, StoredRows, Table
 
 Weight = Tensor | QuantizedWeights | PackedWeights
+# The weights of one product, which are several where their inputs stand in different orders.
+ProductWeight = Weight | list[QuantizedWeights]
 HeadProduct = HeadLinear | HeadMatrices
 
 
@@ -88,6 +92,7 @@ class Weights:
         self.stored = None if packing is None else packing.stored
         self.block = block
         self.deterministic = arithmetic.deterministic
+        self.by_torch = TorchProducts(arithmetic.by_torch)
         self.missing: list[str] = []
         self.row_adapters, self.adapted = RowAdapters(), list[AdaptedProduct]()
         # Data-parallel ranks divide experts, and nothing else.
@@ -143,8 +148,18 @@ class Weights:
         communicator = SingleRank() if made is whole else self.communicator
         return JoiningProduct(product, communicator, split.is_partial, self.deterministic)
 
-    def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
+    def ordered(self, inputs: int, parts: Sequence[tuple[str, int]], order: Sequence[int]) -> Product:
+        """One product with these outputs of the stacked weights of (name, outputs), in this order: a rank's own. It has
+        no place for adapters."""
+
         def make() -> tuple[Weight, Tensor | None]:
+            weights = [self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split())) for name, outputs in parts]
+            return self.rounded(torch.cat(weights)[list(order)]), None
+
+        return self.product(parts[0][0], make)
+
+    def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
+        def make() -> tuple[ProductWeight, Tensor | None]:
             weight = self.join([self.weight(f"{name}.weight", outputs, inputs, split) for name, outputs in parts])
             biases = [self.bias(name, outputs, split) for name, outputs in parts if bias]
             return weight, torch.cat(biases) if biases else None
@@ -187,12 +202,14 @@ class Weights:
         place = self.adaptable(inputs, ((gate, outputs), (up, outputs)), Split(cut), alternate=True)
         return self.product(gate, make, adapted=place)
 
-    def join(self, parts: list[Weight]) -> Weight:
-        """One weight with the outputs of all parts."""
+    def join(self, parts: list[Weight]) -> ProductWeight:
+        """One weight with the outputs of all parts, or on a device whole numbers that cannot be one."""
         scaled = [part for part in parts if isinstance(part, PackedWeights)]
         levels = [part for part in parts if isinstance(part, QuantizedWeights)]
         if len(levels) == len(parts) and can_stack(levels):
             return stack(*levels)
+        if len(levels) == len(parts) and self.device.type != "cpu":
+            return levels
         whole = stacked(scaled) if len(scaled) == len(parts) else None
         return torch.cat([self.numbers(part) for part in parts]) if whole is None else whole
 
@@ -304,13 +321,13 @@ class Weights:
     def product(
         self,
         name: str,
-        make: Callable[[], tuple[Weight, Tensor | None]],
+        make: Callable[[], tuple[ProductWeight, Tensor | None]],
         is_partial: bool = False,
         adapted: AdaptedProduct | None = None,
     ) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
         if self.kernels is None:
-            plain = self.plain(*make())
+            plain = self.plain(*make(), stays=".experts." not in name)
             if adapted is not None and isinstance(adapted.held, ProductAdapters):
                 plain.adapters = adapted.held
             return plain
@@ -319,12 +336,17 @@ class Weights:
             matrix = adapted.held.of(matrix)
         return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
 
-    def plain(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        """A product by torch, or by a kernel of a GPU."""
+    def plain(self, weight: ProductWeight, bias: Tensor | None = None, *, stays: bool = True) -> Linear:
+        """A product by torch, or by a kernel of a GPU. One that does not stay is put together with others."""
+        if isinstance(weight, list):
+            biases = [None] * len(weight) if bias is None else bias.split([len(one.numbers) for one in weight])
+            parts = zip(weight, biases, strict=True)
+            return JoinedLinear([self.plain(one, own, stays=stays) for one, own in parts])
         if isinstance(weight, Tensor):
             return Linear(weight, bias, self.deterministic)
         stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
-        return ScaledLinear(stored, self.dtype, self.device, bias, self.deterministic)
+        own = self.by_torch.linear(stored, self.dtype, self.device, bias) if stays else None
+        return own or ScaledLinear(stored, self.dtype, self.device, bias, self.deterministic)
 
     def read_on(self, *names: str) -> None:
         """Read tensors until one of these is here, or to the end."""
@@ -343,8 +365,8 @@ class Weights:
         self.shelf.finish()
 
 
-def packable(weight: Weight, bias: Tensor | None) -> Packable:
-    assert not isinstance(weight, PackedWeights)
+def packable(weight: ProductWeight, bias: Tensor | None) -> Packable:
+    assert not isinstance(weight, PackedWeights | list)
     return weight, bias
 
 

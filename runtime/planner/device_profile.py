@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from pontil.runtime.errors import PontilError
@@ -66,17 +66,41 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Milliseconds of a host's own work: of a worker for a turn and for each row of it, besides the step; of a proxy
-    for a request, and for an event of a stream. And the seconds of a launch's start."""
+    """Milliseconds of a host's own work: of a worker for a turn, for each row of it and each token of a prompt,
+    besides the step; of a proxy for a request, for an event of a stream, and for a token of a prompt; of `pontil
+    bench` for the same. And the seconds of a launch's start."""
 
     worker_turn: float
     worker_row: float
     proxy_request: float
     proxy_event: float
     start_seconds: float
+    worker_token: float = 0.0
+    proxy_token: float = 0.0
+    client_request: float = 0.0
+    client_event: float = 0.0
+    client_token: float = 0.0
 
 
-PARTS = {"about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes}
+@dataclass(frozen=True, slots=True)
+class CompanyTimes:
+    """How many times as long a step takes while another core of the machine computes: one that decodes and one with
+    prompt tokens, each beside one that decodes, one with prompt tokens, and other programs."""
+
+    decode_decode: float = 1.0
+    decode_prompt: float = 1.0
+    decode_host: float = 1.0
+    prompt_decode: float = 1.0
+    prompt_prompt: float = 1.0
+    prompt_host: float = 1.0
+
+    def lost(self) -> dict[tuple[str, str], float]:
+        """Return the part of its time that a step of one kind loses beside another."""
+        times: dict[str, float] = asdict(self)
+        return {tuple(name.split("_")): 1.0 - 1.0 / max(1.0, times[name]) for name in times}  # type: ignore[misc]
+
+
+PARTS = {"about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes, "company": CompanyTimes}
 WIDTHS = {"steps": 5, "pulls": 2}
 
 
@@ -88,6 +112,7 @@ class DeviceProfile:
     sizes: WorkerSizes
     times: StepTimes
     host: HostTimes
+    company: CompanyTimes = CompanyTimes()
 
     def text(self) -> str:
         """Return the file, which `read_profile` reads."""
@@ -108,7 +133,7 @@ def read_profile(data: bytes) -> DeviceProfile:
         raise ProfileError(f"it is no profile of format {FORMAT}: {MADE_BY}")
     if told.get(DIGEST) != digest_of(told):
         raise ProfileError(f"it was changed since it was measured: its digest is another one, and {MADE_BY}")
-    parts = {name: part_of(kind, told.get(name), name) for name, kind in PARTS.items()}
+    parts = {name: part_of(kind, told.get(name, {}), name) for name, kind in PARTS.items()}
     made = DeviceProfile(**parts)
     check_sizes(made)
     return made
@@ -127,9 +152,11 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 
 def part_of(kind: type[Any], told: Any, name: str) -> Any:
-    """Return a part of a profile from its JSON object. Raises ProfileError."""
+    """Return a part of a profile from its JSON object. Earlier versions lack what has a default. Raises
+    ProfileError."""
     kinds = get_type_hints(kind)
-    if not isinstance(told, dict) or told.keys() != {field.name for field in fields(kind)}:
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not isinstance(told, dict) or not needed <= told.keys() <= kinds.keys():
         raise ProfileError(f'its part "{name}" has not the fields of this version: measure it again')
     return kind(**{field: value_of(kinds[field], value, f"{name}.{field}") for field, value in told.items()})
 

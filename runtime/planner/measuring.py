@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.loaders.builtin import resolve_model
-from pontil.runtime.planner.device_profile import Points, ProfiledModel, StepTimes, WorkerSizes
+from pontil.runtime.planner.device_profile import Points, ProfiledModel, WorkerSizes
 from pontil.runtime.planner.step_costs import StepWork
 from pontil.runtime.probe.processor_name import processor_name
 from pontil.runtime.reporting import NoReports
@@ -193,24 +194,19 @@ def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) 
     )  # fmt: skip
 
 
-def measure_worker(
-    values: dict[str, Any], rounds: int, tell: Callable[[str], None]
-) -> tuple[ProfiledModel, WorkerSizes, StepTimes]:
-    """Load the model as the worker of this configuration would, and measure its steps and pulls. The process keeps the
-    worker's cores. Raises ModelError."""
+@contextmanager
+def machine_of(values: dict[str, Any]) -> Iterator[tuple[WorkerConfig, WorkerResources, WorkerSizes]]:
+    """Load the model as the worker of this configuration would. The process keeps the worker's cores. Raises
+    ModelError."""
     config = worker_config(values)
     path = resolve_model(config.model, Path(str(config.cache_dir)))
     # Each prompt is computed, and nobody else is here to lend cores or to outlive.
     config = replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
     if config.device == CPU:
         os.sched_setaffinity(0, config.cores)
-    tell("loading the model")
     machine = assemble(config, NoReports())
     try:
-        sizes = sizes_of(config, machine, bytes_of(path))
-        steps = StepMeter(machine, sizes, rounds, clock_of(config), tell).measure()
-        tell("pulls of KV blocks")
-        return about(config, machine), sizes, StepTimes(steps, measure_pulls(machine))
+        yield config, machine, sizes_of(config, machine, bytes_of(path))
     finally:
         machine.driver.close()
 

@@ -2,9 +2,10 @@
 """A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import tokenizers
 
@@ -12,7 +13,9 @@ from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.planner.device_profile import DeviceProfile
-from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker
+from pontil.runtime.planner.planned_roles import PlannedRoles
+from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker, WorkerPlace
+from pontil.runtime.planner.shared_cores import OwnCores, SharedCores
 from pontil.runtime.planner.step_costs import StepCosts
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -30,6 +33,8 @@ WHOLE_WITHIN = 60.0
 NOTICED_AFTER = 1e-3
 # Tokens of the tokenizer, all of one letter.
 TOKENS = 256
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 Disagg = Literal["auto", "always", "never"]
 
@@ -66,8 +71,9 @@ class QuietWorld(VirtualWorld):
 class PlannedProxy(LoopProcess):
     """The process of the proxy."""
 
-    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer, cores: OwnCores) -> None:
         super().__init__(world, "proxy")
+        self.cores = cores
         self.proxy = self.do(lambda: self.make(config, tokenizer))
 
     def make(self, config: ProxyConfig, tokenizer: Tokenizer) -> Proxy:
@@ -76,6 +82,11 @@ class PlannedProxy(LoopProcess):
         proxy.start()
         return proxy
 
+    def work(self, seconds: float) -> None:
+        """Spend what this work takes on the cores."""
+        now = self.world.now()
+        self.world.spend(self.cores.serve(now, seconds) - now)
+
 
 def plain_tokenizer() -> Tokenizer:
     """Return a tokenizer whose tokens are all alike: no text of a plan is read."""
@@ -83,28 +94,38 @@ def plain_tokenizer() -> Tokenizer:
     return Tokenizer(Vocabulary(lambda: backend, (b"a",) * TOKENS, {}, frozenset(), {}, (), None))
 
 
-def planned_model(profile: DeviceProfile) -> PlannedModel:
-    tokenizer = plain_tokenizer()
-    return PlannedModel(profile, StepCosts(profile.times), tokenizer, GrammarCompiler(tokenizer, TOKENS))
+def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:
+    """Return a model of a profile on a `machine`: the last fields of a PlannedModel."""
+    tokenizer, costs = plain_tokenizer(), StepCosts(profile.times)
+    return PlannedModel(profile, costs, tokenizer, GrammarCompiler(tokenizer, TOKENS), **machine)
 
 
 class PlannedSite:
-    """The processes of one topology, in a world of their own."""
+    """The processes of one topology, in a world of their own, whose proxy has these `options`."""
 
-    def __init__(self, topology: PlannedTopology, model: PlannedModel, seed: int) -> None:
-        self.topology, self.model = topology, model
+    def __init__(
+        self, topology: PlannedTopology, model: PlannedModel, seed: int, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        self.topology, self.model, self.options = topology, model, options
         world = self.world = QuietWorld(seed)
         enter(world)
         world.network.jitter = JITTER
-        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
-        self.workers = [PlannedWorker(world, config, model) for config in self.worker_configs]
+        each = model.profile.about.cores
+        shared = model.cores and SharedCores(world, model.cores, each, model.profile.company)
+        self.cores = shared or OwnCores()
+        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer, self.cores)
+        self.workers = [
+            PlannedWorker(world, config, model, WorkerPlace(number, self.cores))
+            for number, config in enumerate(self.worker_configs)
+        ]
+        self.roles = PlannedRoles(self.proxy, self.proxy.proxy, self.workers, self.tell_table)
 
     @property
     def proxy_config(self) -> ProxyConfig:
         about = self.model.profile.about
         return ProxyConfig(
             model=about.model, served_model_name=about.model, control=CONTROL, version=about.version, self_test=False,
-            disagg=self.topology.disagg,
+            disagg=self.topology.disagg, **self.options,
         )  # fmt: skip
 
     @property
@@ -118,6 +139,7 @@ class PlannedSite:
                     served_model_name=about.model, control=CONTROL, peer_endpoint=f"{PEERS}{name}",
                     version=about.version, keep_kv=False, block_size=sizes.block_tokens, max_num_seqs=sizes.seats,
                     max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
+                    speculative_tokens=self.model.guesses,
                 )  # fmt: skip
 
     def kill(self, role: str) -> None:
@@ -128,8 +150,8 @@ class PlannedSite:
         self.world.after(self.model.profile.host.start_seconds, self.begin_again, place)
 
     def begin_again(self, place: int) -> None:
-        config = self.workers[place].loop.sockets.config
-        self.workers[place] = PlannedWorker(self.world, config, self.model)
+        before = self.workers[place]
+        self.workers[place] = PlannedWorker(self.world, before.loop.sockets.config, self.model, before.place)
         self.world.after(NOTICED_AFTER, self.tell_table)
 
     def tell_table(self) -> None:
@@ -147,6 +169,8 @@ class PlannedSite:
         self.world.run(lambda: len(known) == len(self.workers) or self.world.time > until)
         assert len(known) == len(self.workers), "workers of a plan register at once"
         self.tell_table()
+        if self.proxy_config.balance == "auto":
+            self.roles.begin()
 
     def close(self) -> None:
         """End all processes in order, so that nothing of this site is left in the next one's way."""

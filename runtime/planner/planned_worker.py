@@ -13,10 +13,12 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.planner.device_profile import DeviceProfile
+from pontil.runtime.planner.planned_tiers import PlannedTierStore, tier_costs
+from pontil.runtime.planner.shared_cores import DECODE, PROMPT, CoreProcess, OwnCores
 from pontil.runtime.planner.step_costs import StepCosts, StepWork
 from pontil.runtime.reporting import NoReports
 from pontil.runtime.threads import ThreadFailures
@@ -41,12 +43,27 @@ VOCABULARY = 40_000
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens."""
+    """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
+    `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has a tier of
+    so many blocks, and makes so many guesses at a time, of which the next one is right with this chance."""
 
     profile: DeviceProfile
     costs: StepCosts
     tokenizer: Tokenizer
     grammars: GrammarCompiler
+    cores: int | None = None
+    has_clients: bool = False
+    tier_blocks: int = 0
+    guesses: int = 0
+    accepted: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """The place of a worker: its number among all, and the cores of which it has some."""
+
+    number: int
+    cores: OwnCores
 
 
 class CostedRunner:
@@ -55,26 +72,38 @@ class CostedRunner:
 
     keeps_states, answers_are_found = False, True
 
-    def __init__(self, world: VirtualWorld, model: PlannedModel, pool: BlockPool) -> None:
-        self.world, self.model, self.pool = world, model, pool
-        self.costs, self.row_seconds = model.costs, model.profile.host.worker_row / 1e3
+    def __init__(self, process: CoreProcess, place: WorkerPlace, model: PlannedModel, pool: BlockPool) -> None:
+        self.process, self.world, self.place = process, process.world, place
+        self.model, self.pool = model, pool
+        self.costs, self.host = model.costs, model.profile.host
         self.busy, self.most_blocks = 0.0, 0
+        self.chance = self.world.random("guesses")
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
         return Launched(lambda: sampled)
 
     def run(self, batch: Batch) -> list[Sampled]:
-        sampling = [span.sequence for span in batch.spans if span.samples]
-        sampled = [Sampled(one, choice, [TOKEN], 1, []) for one in sampling for choice in one.choices]
-        seconds = self.costs.step(StepWork.of(batch.spans))
-        self.world.spend(seconds + self.row_seconds * len(sampled))
+        sampling = [span for span in batch.spans if span.samples]
+        sampled = [self.sampled(span, choice) for span in sampling for choice in span.sequence.choices]
+        work = StepWork.of(batch.spans)
+        beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
+        alone = self.costs.step(work) + beside / 1e3
+        kind = PROMPT if work.tokens else DECODE
+        seconds = self.place.cores.compute(self.process, self.place.number, kind, alone)
+        self.world.spend(seconds)
         self.busy += seconds
         self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
         return sampled
 
+    def sampled(self, span: Span, choice: int) -> Sampled:
+        guessed, right = len(span.drafts), 0
+        while right < guessed and self.chance.random() < self.model.accepted:
+            right += 1
+        return Sampled(span.sequence, choice, [TOKEN] * (right + 1), right + 1, [], guessed)
+
     def beside(self, storage: KVStorage) -> "CostedRunner":
-        return CostedRunner(self.world, self.model, self.pool)
+        return CostedRunner(self.process, self.place, self.model, self.pool)
 
 
 class TimedConnector(ShmConnector):
@@ -107,11 +136,12 @@ class TimedConnector(ShmConnector):
         self.process.job(self.free_at, end)
 
 
-class PlannedWorker(WorldProcess):
+class PlannedWorker(CoreProcess):
     """The process of a worker."""
 
-    def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel) -> None:
+    def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel, place: WorkerPlace) -> None:
         super().__init__(world, config.name)
+        self.place = place
         self.turn_seconds = model.profile.host.worker_turn / 1e3
         with self.inside():
             self.loop = make_worker(config, self.resources(config, model), NoReports(), connect=self.connect(model))
@@ -119,6 +149,11 @@ class PlannedWorker(WorldProcess):
             prefault = self.worker.idle_work.prefault
             assert prefault is not None
             prefault.possible = False
+            if model.tier_blocks:
+                sizes = model.profile.sizes
+                known = tier_costs(model.costs, sizes)
+                tier = PlannedTierStore(self, self.worker, model.tier_blocks, known, sizes.block_bytes)
+                self.worker.machine.scheduler.tier.use(tier)
             self.loop.begin()
         self.notify()
 
@@ -153,7 +188,7 @@ class PlannedWorker(WorldProcess):
         about, sizes = model.profile.about, model.profile.sizes
         layout = KVLayout(sizes.block_tokens, 1, 1, 1, "float32")
         storage, pool = KVStorage(layout, sizes.blocks, torch.device("cpu")), BlockPool(sizes.blocks)
-        engine = equip(config, CostedRunner(self.world, model, pool), storage, pool)
+        engine = equip(config, CostedRunner(self, self.place, model, pool), storage, pool)
         return WorkerResources(
             config_of(sizes.max_model_len), about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
             engine, Driver(config, NoReports()), about.dtype, about.kernels,

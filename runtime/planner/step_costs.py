@@ -11,9 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from pontil.runtime.engine.sequences.batch import Span
 from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
+
+# A proxy has these times too, and no torch.
+if TYPE_CHECKING:
+    from pontil.runtime.engine.sequences.batch import Span
 
 # One measurement: what it is grouped by, what it is multiplied by, its seconds.
 Point = tuple[float, float, float]
@@ -33,6 +37,12 @@ class Curve:
         after = min(bisect_left(points, (size, 0.0)), len(points) - 1)
         (few, less), (many, more) = points[after - 1 : after + 1]
         return max(0.0, less + (more - less) * (size - few) / (many - few))
+
+    @property
+    def growth(self) -> float:
+        """The seconds of one more on average, from the first measured size to the last."""
+        (few, less), (many, more) = self.points[0], self.points[-1]
+        return (more - less) / (many - few) if many > few else less / max(1.0, few)
 
 
 def fitted(points: Iterable[Point]) -> tuple[Curve, float]:
@@ -69,7 +79,7 @@ class StepWork:
     prompt_read: float
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> "StepWork":
+    def of(cls, spans: "Iterable[Span]") -> "StepWork":
         rows = read = tokens = prompt_read = 0
         for span in spans:
             start, count = span.start, span.count

@@ -6,19 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.errors import PontilError
+from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance, Ticket
 from pontil.runtime.sampling_params import SamplingParams
 
 # Seconds from a client to the proxy, and back.
 WAY = 0.1e-3
+MS = 1e-3
 # Virtual seconds without any request's end, after which those that are left have failed.
 SILENCE = 600.0
 UNENDED = f"it had no answer within {SILENCE:.0f} s"
 # Prompt and tokens of its answer.
 Asked = tuple[list[int], int]
+# The name of a key, and what it allows.
+Tenant = tuple[str, Allowance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,18 @@ class PlannedLoad:
     seed: int = 0
     # The role of which a worker dies when half of the requests were sent.
     kills: str | None = None
+    # Whose requests these are, one after the other.
+    tenants: tuple[Tenant, ...] = ((NO_KEY, UNLIMITED),)
 
 
 @dataclass(slots=True)
 class PlannedRequest:
-    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request. It
-    has failed until it ends otherwise."""
+    """One request: when it was sent, and the times of the events with its tokens, in seconds from the first request,
+    and whose it is. It has failed until it ends otherwise."""
 
     sent: float
     prompt_tokens: int
+    caller: str = NO_KEY
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
     cached_tokens: int = 0
@@ -63,8 +70,9 @@ class PlannedTrial:
 
     def __init__(self, site: PlannedSite, load: PlannedLoad, questions: Iterator[Asked]) -> None:
         self.site, self.world, self.load, self.questions = site, site.world, load, questions
-        host = site.model.profile.host
-        self.request_seconds, self.event_seconds = host.proxy_request / 1e3, host.proxy_event / 1e3
+        host = self.host = site.model.profile.host
+        self.event_seconds = host.proxy_event * MS
+        self.clients = PlannedClients(site.cores, host if site.model.has_clients else None)
         self.made = list[PlannedRequest]()
         self.began = self.ended_at = 0.0
         self.left = self.running = load.requests
@@ -93,17 +101,20 @@ class PlannedTrial:
             if self.load.kills is not None and self.left == self.load.requests // 2:
                 self.site.kill(self.load.kills)
             prompt, tokens = next(self.questions)
-            times = PlannedRequest(self.world.now() - self.began, len(prompt))
+            begun, leaves = self.clients.send(self.world.now(), len(prompt))
+            caller, allowance = self.load.tenants[len(self.made) % len(self.load.tenants)]
+            times = PlannedRequest(begun - self.began, len(prompt), caller)
+            ticket = Ticket(caller=caller, allowance=allowance, place=allowance.service_class.place())
             self.made.append(times)
             self.ended_at = max(self.ended_at, self.world.time)
-            self.world.after(WAY, self.site.proxy.call, self.ask, times, prompt, tokens)
+            self.world.at(leaves + WAY, self.site.proxy.call, self.ask, ticket, times, prompt, tokens)
 
-    def ask(self, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
+    def ask(self, ticket: Ticket, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
         """Ask the proxy, in its event loop, as its HTTP routes do."""
-        self.world.spend(self.request_seconds)
+        self.site.proxy.work((self.host.proxy_request + self.host.proxy_token * len(prompt)) * MS)
         params = SamplingParams(max_tokens=tokens, seed=len(self.made), temperature=0.0, ignore_eos=True)
         try:
-            stream = self.site.proxy.proxy.submit(Ticket(), Generation(list(prompt), params))
+            stream = self.site.proxy.proxy.submit(ticket, Generation(list(prompt), params))
         except PontilError as error:
             self.end(times, str(error))
             return
@@ -113,8 +124,8 @@ class PlannedTrial:
         """Take the tokens that have come, as one event."""
         count = sum(len(getattr(event, "ids", ())) for _, event in stream.drain())
         if count:
-            self.world.spend(self.event_seconds)
-            times.arrivals.append(self.world.now() + WAY - self.began)
+            self.site.proxy.work(self.event_seconds)
+            times.arrivals.append(self.clients.hear(self.world.now() + WAY) - self.began)
             times.tokens += count
         if stream.is_over:
             error = stream.error
@@ -124,9 +135,9 @@ class PlannedTrial:
     def end(self, times: PlannedRequest, failure: str | None) -> None:
         times.failure = failure
         self.running -= 1
-        self.ended_at = self.world.now() + WAY
+        self.ended_at = max(self.world.now() + WAY, self.clients.free_at)
         if self.load.rate is None:
-            self.world.after(WAY, self.send_next)
+            self.world.at(self.ended_at, self.send_next)
 
     def report(self) -> TrialReport:
         seconds, roles = max(self.ended_at - self.began, 1e-9), self.site.topology.roles

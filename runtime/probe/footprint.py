@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import DTYPE_BYTES, choose_kv_dtype, layout_for
 from pontil.runtime.config.worker_config import WorkerOptions
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
@@ -378,15 +378,8 @@ def dtype_of(config: ModelConfig, demand: MemoryDemand) -> str:
 
 def kv_bytes(config: ModelConfig, demand: MemoryDemand, dtype: str, divisions: int = 1) -> int:
     """Return the bytes of a KV cache of a rank, of so many that divide the heads."""
-    layout = KVLayout(
-        demand.block_size,
-        config.num_layers,
-        config.num_kv_heads,
-        config.head_dim,
-        choose_kv_dtype(demand.kv_cache_dtype, dtype),
-        ranks=divisions,
-        planes=config.kv_planes,
-    )
+    cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
+    layout = layout_for(config, demand.block_size, cells, ranks=divisions)
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     return demand.kv_cache_memory or blocks * layout.block_bytes

@@ -78,6 +78,10 @@ class LiveSnapshot:
             "requests": [row.to_json() for row in self.proxy.timelines.rows(SHOWN_REQUESTS)],
             "prompts": self.proxy.books.reuse.rows()[:SHOWN_KEYS],
             "changes": self.proxy.changes.rows(),
+            "load": {
+                "wanted": dict(self.proxy.load.wanted()),
+                "planner_errors": {name: round(error, 4) for name, error in self.proxy.load.errors.items()},
+            },
         }
         self.rates.sweep()
         return snapshot

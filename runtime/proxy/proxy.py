@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
@@ -16,36 +15,39 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
-from pontil.runtime.proxy.admission.in_flight import InFlight, SlowReaders
+from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.admission.model_waking import ModelWaking
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
+from pontil.runtime.proxy.balance.fleet_load import QueuedWork
+from pontil.runtime.proxy.balance.load_watch import LoadWatch
 from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
+from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
 from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.forever_tasks import ForeverTasks
 from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
+from pontil.runtime.proxy.leases.lease_moves import LeaseMoves
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
+from pontil.runtime.proxy.model_trials import ModelTrials
 from pontil.runtime.proxy.registrar import Registrar
-from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
-from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.remote_kv import KVTransfers
 from pontil.runtime.proxy.requests.request import Request, Work
-from pontil.runtime.proxy.requests.stream import Stream, joined
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
-from pontil.runtime.proxy.routing.policy import Route, every_route
-from pontil.runtime.proxy.self_test import Readiness, SelfTest, TrialRoute
+from pontil.runtime.proxy.routing.policy import Route
+from pontil.runtime.proxy.self_test import Readiness, SelfTest
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.stage_runs import NoRuns, StageRuns, graph_of
-from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
+    AdapterState,
     AttemptTimes,
     Embedding,
     Failed,
@@ -67,8 +69,6 @@ from pontil.runtime.wire.messages import (
 TICK = 0.25
 # Ticks between two searches of the queue for requests that can no longer be served in time.
 SWEEP_TICKS = 2
-# Requests that are admitted in one turn of the event loop, where there are many.
-PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
 NO_MORE: Mapping[str, Tokenizer] = {}
 
@@ -102,17 +102,19 @@ class Proxy:
         )
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
-        self.leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
-        self.self_test = SelfTest(config.self_test, self.tokenizer_at, self.trial_routes, self.try_out)
+        leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
+        self.moves = LeaseMoves(leases, self.try_at)
+        self.adapters = FleetAdapters(self.incarnation, self.registry, self.send, tuple(config.adapter_paths))
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         tokenizers: dict[str | None, Tokenizer] = {None: tokenizer}
         tokenizers.update(further)
         self.in_flight = InFlight(
             self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )
-        self.slow_readers = SlowReaders(self.in_flight)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
+        trials = ModelTrials(self)
+        self.self_test = SelfTest(config.self_test, trials.tokenizer_at, trials.routes, trials.submit)
         self.readiness = Readiness(
             self.registry, graph, self.self_test, lambda worker: self.send(StillHere(self.incarnation, worker))
         )
@@ -120,7 +122,9 @@ class Proxy:
         self.metrics.watch(self.requests, self.registry, about)
         self.metrics.watch_books(self.ledger, self.books.log, self.books.reuse)
         self.metrics.watch_leases(self.leases)
-        self.changes = OperatorChanges(self.registry, clock)
+        changes, dispatcher = OperatorChanges(self.registry, clock), self.dispatcher
+        self.load = LoadWatch(config, dispatcher.asked, self.queued_work, changes, clock, dispatcher.forecast)
+        self.metrics.watch_load(self.load)
         self.link = ControlLink(config, self.metrics.threads)
         self.kv_transfers = KVTransfers(
             self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers
@@ -138,8 +142,16 @@ class Proxy:
         return self.in_flight.clock
 
     @property
+    def changes(self) -> OperatorChanges:
+        return self.load.changes
+
+    @property
     def graph(self) -> StagedModel | None:
         return self.runs.graph
+
+    @property
+    def leases(self) -> FleetLeases:
+        return self.moves.leases
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -161,6 +173,11 @@ class Proxy:
     def queue(self) -> RequestQueue:
         return self.admissions.generating.queue
 
+    def queued_work(self) -> QueuedWork:
+        """Return what waits for the workers that generate."""
+        queue = self.queue
+        return QueuedWork(queue.tokens, queue.choices, queue.rate.output.value)
+
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""
         frames = AnswerFrames(
@@ -175,7 +192,7 @@ class Proxy:
         )
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
-            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.leases.came,
+            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.came,
             self.dispatcher.lookup.enabled,
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -193,6 +210,7 @@ class Proxy:
             AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
             LeaseState: LeaseFrames(self.leases, self.metrics).on_state,
             LeasesTold: self.leases.on_told,
+            AdapterState: self.adapters.on_state,
             **self.runs.handlers,
         }
         return MessageRouter(
@@ -205,6 +223,11 @@ class Proxy:
             self.in_flight.turn,
             self.admissions.dispatch,
         )
+
+    def came(self, message: Hello) -> None:
+        """Tell a worker that has registered what it is to know before its first request."""
+        self.leases.came(message)
+        self.adapters.tell_worker(message)
 
     def bind(self) -> str:
         """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
@@ -283,41 +306,6 @@ class Proxy:
         admission.dispatch()
         return self.in_flight.stream(requests)
 
-    async def submit_in_portions(self, ticket: Ticket, works: Sequence[Work], snapshot: RegistrySnapshot) -> Stream:
-        """Do what `submit` does, for many works: the event loop has its turns in between."""
-        self.admissions.by_group[works[0].group].check(ticket, works, snapshot.workers)
-        with ExitStack() as broken:
-            streams, answer = [], WholeAnswer(len(works))
-            broken.callback(answer.fail)
-            for first in range(0, len(works), PORTION):
-                stream = self.submit(ticket, *works[first : first + PORTION], snapshot=snapshot)
-                stream.expect_whole(answer)
-                broken.callback(stream.cancel)
-                streams.append(stream)
-                await asyncio.sleep(0)
-            broken.pop_all()
-        return joined(streams)
-
-    def trial_routes(self) -> list[TrialRoute]:
-        """Return what the self-test tries: each route of a request, and an answer in sound."""
-        groups = [group for group in self.registry.answering if not self.waking.is_proved(group.key)]
-        teams = [(group, release) for group in groups for release in group.current.releases]
-        loads = [[worker.load for worker in group.current.releases[release]] for group, release in teams]
-        routes = [route for load in loads for route in every_route(load, self.config.disagg)]
-        return [*routes, *self.runs.trials()]
-
-    def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
-        """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
-        if not isinstance(route, Route):
-            return self.runs.try_out(prompt, params, cache_salt)
-        ticket = Ticket("self-test", cache_salt=cache_salt)
-        work = Generation(prompt, params, further=self.registry.group_at(route.decode.incarnation))
-        return self.in_flight.stream([self.try_at(route, ticket, work)])
-
-    def tokenizer_at(self, route: TrialRoute) -> Tokenizer:
-        group = self.registry.group_at(route.decode.incarnation) if isinstance(route, Route) else None
-        return self.in_flight.tokenizer_of(group)
-
     def try_at(self, route: Route, ticket: Ticket, work: Work) -> Request:
         request = self.in_flight.open(ticket, work, trial=True)
         request.begin(route, self.clock())
@@ -347,7 +335,8 @@ class Proxy:
         self.admissions.dispatch()
 
     def on_change(self) -> None:
-        """Resume stranded requests, as a worker may have become available."""
+        """Resume stranded requests, as a worker may have become available, and move the leases of one that drains."""
+        self.moves.tick()
         self.dispatcher.resume()
         self.self_test.look_again()
         self.waking.on_change()
@@ -358,6 +347,7 @@ class Proxy:
         self.admissions.pass_time(self.clock())
         self.streams.tick()
         self.leases.tick()
+        self.moves.tick()
         self.timelines.tick()
         self.dispatcher.flush()
         now = self.clock()
@@ -365,8 +355,9 @@ class Proxy:
             self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
+        self.load.tick()
         self.waking.report()
-        self.slow_readers.tick()
+        self.in_flight.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()
         if malformed_count := self.link.new_malformed():

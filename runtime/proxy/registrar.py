@@ -108,7 +108,8 @@ class Registrar:
     def welcome(self, message: Hello | RoleChange) -> None:
         """Send the worker its current registration."""
         prefixes = self.wants_prefixes
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes, True, True))
+        about = self.incarnation, message.sender, True, message.role, message.draining
+        self.send(Welcome(*about, prefixes, times=True, leases=True, adapters=True))
         if isinstance(message, Hello):
             self.came(message)
         self.on_change()

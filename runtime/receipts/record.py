@@ -24,6 +24,7 @@ DOMAIN = b"pontil record 1\n"
 BEGIN, END = "pontil_record", "end"
 # Of lines that are sent and are none of a file: how many requests were left out so far.
 LEFT_OUT = "left_out"
+LEFT_OUT_LINE = b'{"left_out":'
 FIELDS = frozenset({"recording", "number", "at", "path", "key", "body", "answers", "public_key", "signature"})
 # Bytes of a body that is recorded, and of the line of one request.
 MOST_BODY = 1 << 20
@@ -89,8 +90,8 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request, the `number`-th that was looked at: received `at` this second at the `path`, from the API key of
-    that name. Its `body` is None in a redacted record, which has no answers either."""
+    """One request, whose `number` no other one of its record has: received `at` this second at the `path`, from the API
+    key of that name. Its `body` is None in a redacted record, which has no answers either."""
 
     recording: str
     number: int

@@ -9,7 +9,6 @@ from pathlib import Path
 from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import TORCH
 from pontil.runtime.config.worker_config import EXACT, FAST, QUANTIZATIONS, WorkerConfig
-from pontil.runtime.engine.sequences.prompt_keys import NO_USED_ADAPTER
 from pontil.runtime.errors import RequestError
 from pontil.runtime.receipts.answer_file import AnswerFile
 from pontil.runtime.receipts.statement import ADAPTER, MOST_ID, NoReceipt, Receipt
@@ -131,7 +130,7 @@ def identity_difference(receipt: Receipt, machine: WorkerResources) -> str | Non
         if statement[name] != ours:
             what = "model" if name == "model_fingerprint" else "tokenizer"
             return f"the {what} is {ours[:16]} here, and the receipt has {statement[name][:16]}"
-    found = machine.adapters.get(ADAPTER, NO_USED_ADAPTER).digest
+    found = machine.adapters.by_name.get(ADAPTER, "")
     if receipt.adapter != found:
         here = found[:16] or "none: give its directory by --adapter"
         return f"the adapter of the receipt is {receipt.adapter[:16]}, and here it is {here}"

@@ -45,14 +45,16 @@ ON_GPU = "torch/cuda:"
 # Behind the name of such kernels, where their products are those of one tile size.
 DETERMINISTIC = " deterministic"
 SAME_DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
-    "and --attention-backend as there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic, "
+    "--attention-backend and --kernel-backend as there"
 )
 # Behind the name of kernels, where the ranks of a worker add parts of sums, before the number of ranks.
 ROW_PARALLEL = " row-parallel/"
 SAME_SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
-# The KV layout follows from the other traits, so it is named only where none of them explains the difference.
-LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
+# The KV layout follows from the other traits, so it is named only where none of them explains the difference. Blocks
+# that end with states have pages of --block-size, and are those of one number of ranks.
+SAME_LAYOUT = "the same version of pontil, and for a hybrid model the same --block-size and as many devices"
+LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", SAME_LAYOUT, plain("kv_fingerprint"))
 
 
 def promises_bits(kernels: str | None) -> bool:

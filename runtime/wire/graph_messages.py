@@ -181,7 +181,7 @@ class PassDone:
 class NodeTask:
     """From proxy to worker: compute a node that makes no tokens: of the bytes in `data`, or of the items of its input
     edges. `graph` is as in Submit. Outputs before `delivered` are with the client already and need not be sent again.
-    The rest is as in Submit."""
+    Tasks with another `cache_salt` share nothing that is kept of `data`. The rest is as in Submit."""
 
     sender: str
     receiver: str
@@ -194,6 +194,7 @@ class NodeTask:
     delivered: int = 0
     priority: int = 0
     deadline: float | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 # The actions of an order.
-EXTEND, RELEASE, RESUME = "extend", "release", "resume"
+EXTEND, RELEASE, RESUME, REFUND = "extend", "release", "resume", "refund"
 # The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.
 REFUSED = "refused"
 
@@ -12,8 +12,10 @@ REFUSED = "refused"
 @dataclass(frozen=True, slots=True)
 class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
-    "resume" it is to keep what an earlier process left here: the blocks with these `keys`, one behind the other, of a
-    lease that began `age` seconds ago. Answered by a LeaseState if that changes anything."""
+    "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
+    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
+    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains. Answered by a LeaseState
+    if that changes anything."""
 
     sender: str
     receiver: str
@@ -23,6 +25,9 @@ class LeaseOrder:
     owner: str = ""
     keys: bytes = b""
     age: float = 0.0
+    prompt: bytes = b""
+    salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class LeaseState:
     """From worker to every proxy: a lease was granted, changed or ended. It was granted for so many `seconds` in all,
     and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
     it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
-    refused or refunded. It is sent before the tokens of the step that computed its prompt."""
+    refused or refunded. It is sent before the tokens of the step that computed its prompt. The `prompt`, token ids of 4
+    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest."""
 
     sender: str
     receiver: str
@@ -44,6 +50,9 @@ class LeaseState:
     age: float
     reason: str | None = None
     keys: bytes = b""
+    prompt: bytes = b""
+    salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ frame then decodes to that default.
 import re
 from typing import get_args
 
+from pontil.runtime.wire.adapter_messages import AdapterState, AdapterTable
 from pontil.runtime.wire.graph_messages import (
     Inputs,
     NodeOutput,
@@ -77,6 +78,8 @@ from pontil.runtime.wire.transfer_messages import (
 
 __all__ = [
     "Abandon",
+    "AdapterState",
+    "AdapterTable",
     "AttemptTimes",
     "Begin",
     "Cancel",
@@ -141,7 +144,7 @@ Message = (
     | Embed | Embedding | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone | RankRound
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Subscribe | Subscribed | StreamItem
     | StreamMark | StreamAck | ProducerDone | Unsubscribe | Unread | PrefixDelta | PrefixRequest | AttemptTimes
-    | LeaseOrder | LeaseState | LeasesTold
+    | LeaseOrder | LeaseState | LeasesTold | AdapterTable | AdapterState
 )  # fmt: skip
 
 

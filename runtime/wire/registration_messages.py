@@ -17,7 +17,7 @@ class Hello:
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
     serves during an upgrade, with the `tokenizer_digest` of its files; `version` is that of pontil. `adapters` has the
-    digests of its adapters by their names.
+    digests of the adapters that it has begun with, by their names; it `loads_adapters` while it runs, if it does.
     `registration` grows whenever the worker has let go of a proxy and its requests, of which it heard nothing, or of a
     connection on which it had said Hello. `sender`, `schema`, `name` and `pid` keep name and type in every version:
     they are needed to refuse a worker of another version.
@@ -50,6 +50,7 @@ class Hello:
     registration: int = 0
     tokenizer_digest: str | None = None
     adapters: dict[str, str] = field(default_factory=dict)
+    loads_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Welcome:
     `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
     changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
     sequence. `prefixes`: it wants to be told which prefixes the worker has cached. `times`: it accepts AttemptTimes.
-    `leases`: it keeps a book of leases."""
+    `leases`: it keeps a book of leases. `adapters`: it accepts an AdapterState."""
 
     sender: str
     receiver: str
@@ -68,6 +69,7 @@ class Welcome:
     prefixes: bool = False
     times: bool = False
     leases: bool = False
+    adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

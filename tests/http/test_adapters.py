@@ -3,16 +3,28 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_site import MODEL, ScriptedSite, site
+import torch
+from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_worker import ScriptedWorker, eventually
+from tiny_adapters import write_adapter
+from tiny_llama import write_tiny_llama
 
+from pontil.gpu_ops.parameters.adapters import LowRank
+from pontil.http.vllm import adapters as routes
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers, stored_digest
+from pontil.runtime.proxy.metrics import class_metrics
 from pontil.runtime.receipts.statement import Receipt
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.compatibility import objection
+from pontil.runtime.wire.messages import AdapterState, AdapterTable
 
 DIGESTS = {"sql": "5a" * 32, "team/law": "1c" * 32}
+JSON = {"content-type": "application/json"}
 TURNS = [{"role": "user", "content": "hi"}]
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
@@ -38,6 +50,26 @@ def test_every_endpoint_takes_an_adapter_by_its_name(adapting: ScriptedSite, pat
         answer = adapting.ask("POST", path, {"model": name} | ASKED[path])
         assert (answer.status, answer.json["model"]) == (200, name), answer.body
         assert decode.submits.get(timeout=30).adapter == digest
+
+
+def test_metrics_count_each_adapter_and_a_bounded_number(
+    adapting: ScriptedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(name: str) -> tuple[float, float]:
+        series = ("pontil_adapter_requests_total", "pontil_adapter_tokens_total")
+        requests, tokens = (adapting.value(one, adapter=name) for one in series)
+        return requests, tokens
+
+    before = {name: counted(name) for name in ("sql", "team/law", class_metrics.OTHERS)}
+    body = {"model": "sql"} | ASKED["/v1/completions"]
+    usage = adapting.ask("POST", "/v1/completions", body).json["usage"]
+    adapting.complete(model=MODEL)
+    assert counted("sql") == (before["sql"][0] + 1, before["sql"][1] + usage["total_tokens"])
+    monkeypatch.setattr(class_metrics, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(adapting.proxy.metrics.classes.adapters, "names", {"sql"})
+    adapting.ask("POST", "/v1/completions", body | {"model": "team/law"})
+    assert counted("team/law") == before["team/law"]
+    assert counted(class_metrics.OTHERS)[0] == before[class_metrics.OTHERS][0] + 1
 
 
 def test_models_that_are_adapters_have_a_parent(adapting: ScriptedSite) -> None:
@@ -70,3 +102,145 @@ def test_an_adapter_is_awaited_with_the_first_worker(tmp_path: Any, tokenizer: T
     with site(tmp_path, tokenizer, adapter=("sql=/sql",)) as made:
         assert [made.complete(model=name).status for name in ("sql", "law")] == [503, 404]
         assert made.ask("GET", "/v1/models/sql").json["parent"] == MODEL
+
+
+class AdapterWorker:
+    """A scripted worker that tells its proxy what it was told of adapters, and what became of that."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker, self.refused = worker, dict[str, str]()
+
+    def answer(self, message: AdapterTable) -> None:
+        loaded = {name: digest for name, digest in message.digests.items() if digest and name not in self.refused}
+        failed = {name: why for name, why in self.refused.items() if message.digests.get(name)}
+        about = message.changes, message.digests, message.directories, loaded, failed
+        self.worker.say(AdapterState(self.worker.incarnation, message.sender, *about))
+
+
+def load(made: ScriptedSite, name: str, path: object, **more: Any) -> HttpAnswer:
+    return made.ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)} | more, JSON)
+
+
+def unload(made: ScriptedSite, name: str) -> HttpAnswer:
+    return made.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, JSON)
+
+
+def listed(made: ScriptedSite) -> list[str]:
+    return [one["id"] for one in made.ask("GET", "/v1/models").json["data"]][1:]
+
+
+@pytest.fixture
+def loading(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[tuple[ScriptedSite, list[AdapterWorker]]]:
+    write_tiny_llama(tmp_path / "model", dtype="float32")
+    sizes = adaptable_layers(read_config(tmp_path / "model"))
+    for seed, name in enumerate(("one", "two"), 1):
+        layers = {layer: LowRank(torch.full((4, one.inputs), 0.1 * seed), torch.ones(one.outputs, 4))
+                  for layer, one in sizes.items()}  # fmt: skip
+        write_adapter(tmp_path / "adapters" / name, layers)
+    write_adapter(
+        tmp_path / "adapters" / "wrong",
+        {"model.layers.0.self_attn.q_proj": LowRank(torch.ones(4, 3), torch.ones(3, 4))},
+    )
+    write_adapter(tmp_path / "elsewhere", {})
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (tmp_path / "adapters" / "out").symlink_to(tmp_path / "elsewhere")
+    with site(folder, tokenizer, adapter_directory=(str(tmp_path / "adapters"),)) as made:
+        made.proxy.config = replace(made.proxy.config, model=str(tmp_path / "model"))
+        workers = [AdapterWorker(worker) for worker in made.pair(adapters=DIGESTS, loads_adapters=True)]
+        for one in workers:
+            one.worker.on_adapters = one.answer
+        yield made, workers
+
+
+Loading = tuple[ScriptedSite, list[AdapterWorker]]
+
+
+def test_an_adapter_is_loaded_and_unloaded_in_all_workers(loading: Loading, tmp_path: Path) -> None:
+    made, workers = loading
+    one, two = (stored_digest(tmp_path / "adapters" / name) for name in ("one", "two"))
+    assert load(made, "new", tmp_path / "adapters" / "one").body == b"Success: LoRA adapter 'new' added successfully."
+    assert listed(made) == [*DIGESTS, "new"]
+    assert made.complete(model="new").json["model"] == "new"
+    assert workers[1].worker.submits.get(timeout=30).adapter == one
+    assert load(made, "new", tmp_path / "adapters" / "two").json["error"]["code"] == "adapter_exists"
+    # Another one in its place is asked for by its own digest, so that nothing of the old one is found.
+    assert load(made, "new", tmp_path / "adapters" / "two", load_inplace=True).status == 200
+    assert made.complete(model="new").status == 200 and workers[1].worker.submits.get(timeout=30).adapter == two
+    for name in ("new", "sql"):
+        assert unload(made, name).body == f"Success: LoRA adapter '{name}' removed successfully.".encode()
+        assert made.complete(model=name).status == unload(made, name).status == 404
+    assert listed(made) == ["team/law"]
+    assert load(made, "sql", tmp_path / "adapters" / "one").status == 200 and listed(made) == ["team/law", "sql"]
+
+
+def test_a_worker_that_comes_is_told_and_a_proxy_that_begins_is_told_by_workers(
+    loading: Loading, tmp_path: Path
+) -> None:
+    made, workers = loading
+    assert load(made, "new", tmp_path / "adapters" / "one").status == 200
+    late = AdapterWorker(
+        ScriptedWorker(
+            made.endpoint, "decode:1", made.tokenizer, [5], role="decode", adapters=DIGESTS, loads_adapters=True
+        )
+    )
+    made.workers.append(late.worker)
+    told: list[AdapterTable] = []
+    late.worker.on_adapters = told.append
+    late.worker.start()
+    eventually(lambda: told, "the table")
+    assert told[0].digests == {"new": stored_digest(tmp_path / "adapters" / "one")}
+    # It is served on while the new one loads it: that one knows it before its first request.
+    assert listed(made) == [*DIGESTS, "new"]
+    made.proxy.adapters.book.changes.clear()
+    assert made.complete(model="new").status == 404
+    late.answer(told[0])
+    workers[0].answer(told[0])
+    eventually(lambda: "new" in made.proxy.adapters.book.changes, "what workers know")
+    for one in workers:
+        one.answer(told[0])
+    eventually(lambda: made.complete(model="new").status == 200, "the adapter")
+
+
+def test_what_cannot_be_loaded_is_refused_and_nothing_is_lost(
+    loading: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, workers = loading
+    folder = tmp_path / "adapters"
+    for path, says in (
+        (folder / "none", "no adapter of PEFT"),
+        (folder / "wrong", "another base"),
+        (folder / "out", "not in a directory of --adapter-directory"),
+        (tmp_path / "elsewhere", "not in a directory of --adapter-directory"),
+        (f"{folder}/../elsewhere", "not in a directory of --adapter-directory"),
+        ("/etc/passwd", "not in a directory of --adapter-directory"),
+        ("\0", "not in a directory of --adapter-directory"),
+    ):
+        answer = load(made, "new", path)
+        assert answer.status == 400 and says in answer.json["error"]["message"], answer.body
+    for body, status in (({"lora_name": "x y", "lora_path": "/x"}, 400), ({"lora_name": MODEL, "lora_path": "/x"}, 400),
+                         ({"lora_name": "x"}, 400), ({"lora_name": 7, "lora_path": "/x"}, 400)):  # fmt: skip
+        assert made.ask("POST", "/v1/load_lora_adapter", body, JSON).status == status, body
+    workers[1].refused["new"] = "its disk is gone"
+    answer = load(made, "new", folder / "one")
+    assert answer.status == 400 and "decode:0 cannot load it: its disk is gone" in answer.json["error"]["message"]
+    assert listed(made) == list(DIGESTS) and made.complete(model="new").status == 404
+    # One that says nothing: the answer says so, and the adapter is there once it has loaded it.
+    monkeypatch.setattr(routes, "LOADED_WITHIN", 0.1)
+    silent, workers[0].worker.on_adapters = workers[0].worker.on_adapters, lambda told: None
+    workers[1].refused.clear()
+    assert load(made, "slow", folder / "one").status == 503
+    assert made.complete(model="slow").status == 503 and listed(made) == list(DIGESTS)
+    workers[0].worker.on_adapters = silent
+    made.proxy.adapters.tell()
+    eventually(lambda: listed(made) == [*DIGESTS, "slow"], "the slow one")
+
+
+def test_adapters_are_loaded_only_where_the_launch_allows_it(
+    adapting: ScriptedSite, loading: Loading, tmp_path: Path
+) -> None:
+    assert load(adapting, "new", tmp_path).status == 403
+    made, _ = loading
+    made.worker("mixed:9", adapters=DIGESTS)
+    answer = load(made, "new", tmp_path / "adapters" / "one")
+    assert answer.status == 409 and "mixed:9 loads no adapters while it runs" in answer.json["error"]["message"]

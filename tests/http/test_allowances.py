@@ -90,6 +90,7 @@ def classed(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> I
     ("key", "asked", "told"),
     [
         (ALICE, None, "priority"), (ALICE, "auto", "priority"), (ALICE, "default", "default"), (ALICE, "flex", "flex"),
+        (ALICE, "scale", "priority"),
         (BOB, None, "flex"), (BOB, "priority", "flex"), (BOB, "default", "flex"),
     ],
 )  # fmt: skip
@@ -100,6 +101,8 @@ def test_a_request_may_lower_its_class_and_its_usage_says_it(
     for path in ("/v1/completions", "/v1/chat/completions"):
         answer = ask(classed, key, path, **tier)
         assert answer.json["usage"]["service_tier"] == answer.json["service_tier"] == told
+        events = [event for event in ask(classed, key, path, stream=True, **tier).events if event != "[DONE]"]
+        assert events and {event["service_tier"] for event in events} == {told}
     response = classed.ask(
         "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 1} | tier, {"authorization": f"Bearer {key}"}
     )

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from recorded_profile import small_profile
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import ScriptedWorker, eventually, proper, silent
 
 from pontil.http.routes.status import takes_openmetrics
+from pontil.runtime.proxy.balance.forecast import Forecast
 from pontil.runtime.proxy.metrics.heartbeats import STREAM_GAUGES, TIER_COUNTERS
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
@@ -238,6 +240,8 @@ def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
     fresh.proxy.registry.show([proxy])
     fresh.proxy.metrics.discarded.labels("late")
+    forecast = fresh.proxy.load.forecast = Forecast(small_profile())
+    forecast.learn("decode", "per_token", 0.1, 0.2)
     eventually(lambda: "worker" in labels_of(fresh)["pontil_spec_decode_num_draft_tokens"])
     suffix = {"counter": "_total", "info": "_info"}
     labels = labels_of(fresh)

@@ -166,7 +166,7 @@ def test_a_request_for_a_sleeping_model_waits_until_it_wakes(tmp_path: Path, tok
             assert made.complete(max_tokens=2).status == 200 and not waking.is_proved(OTHER)
             start(made, tokenizers, OTHER)
             assert waiting.result(60).json["model"] == OTHER
-        assert [route.name for route in made.proxy.trial_routes()] == ["tiny:0"]
+        assert [route.name for route in made.proxy.self_test.routes()] == ["tiny:0"]
         eventually(lambda: told[-1] == {"": [1, 0, 0], OTHER: [1, 0, 0]}, "the last use")
         waking.doors[OTHER].hold("-", MOST_WAITING)
         made.workers[-1].fall_silent(made.proxy.registry)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from scripted_site import MODEL, ScriptedSite, site
-from scripted_worker import DEADLINE, proper
+from scripted_worker import DEADLINE, eventually, proper
 from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
 from pontil.launcher.cli import cli
@@ -243,6 +243,31 @@ def test_one_record_is_made_at_a_time_and_by_the_operator(tmp_path: Path, tokeni
             answer = one.ask("POST", "/v1/completions", body, {"pontil-replay": wrong} | key)
             assert "pontil replay" in answer.json["error"]["message"] and answer.status == 400
         assert one.ask("GET", "/admin/record?one_in=0", headers=key).status == 400
+
+
+def test_a_record_has_the_requests_of_all_proxies(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    shared: dict[str, Any] = {"proxies": 2, "shared_folder": str(tmp_path / "proxies"), "receipt_key": KEY}
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        site(folders[0], tokenizer, name="proxy:0", number=0, **shared) as one,
+        site(folders[1], tokenizer, name="proxy:1", number=1, **shared) as other,
+    ):
+        for each in (one, other):
+            each.worker(**HELLO)
+        made = RecordInProgress(one, tmp_path / "sample.jsonl", replace(WHOLE, requests=4))
+        exchange = other.proxy.fleet.recordings
+        eventually(lambda: exchange is not None and exchange.followed is not None, "the record at the other proxy")
+        assert other.ask("GET", "/admin/record").status == 503, "one record is made of a launch"
+        for text in ("a", "b"):
+            for each in (one, other):
+                assert each.complete(text, max_tokens=2).status == 200
+        requests = load_record(made.end()).requests
+        assert sorted(str((request.body or {})["prompt"]) for request in requests) == ["a", "a", "b", "b"]
+        assert run(made.path, other).return_value == 0
+        eventually(lambda: exchange is not None and exchange.followed is None, "the end of the record")
+        assert not [path for path in (tmp_path / "proxies").iterdir() if path.suffix in (".recording", ".lines")]
 
 
 def test_a_server_without_a_key_records_nothing(bare: ScriptedSite) -> None:

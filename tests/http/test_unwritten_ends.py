@@ -176,3 +176,28 @@ def test_a_stream_that_cannot_be_recorded_is_not_taken_up(front: Front, monkeypa
     disks.full.clear()
     assert told(first, Reader(two, PATH, {}, first.last).all()) == TEXT
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+
+
+def test_a_row_that_is_written_after_its_stream_is_given_up_does_not_stay_open(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the usage log has no room its proxy lets go of the stream, whose record is then lost."""
+    one = front.start(0, pace=0.03)
+    disks = FullDisks(monkeypatch)
+    disks.full.add("usage")
+    reader = Reader(one, PATH, ASK).read(9)
+    reader.leave()
+
+    async def let_go() -> None:
+        (journal,) = one.proxy.streams.journals.values()
+        assert one.proxy.streams.hand_over(journal, LEFT)
+
+    eventually(lambda: all(each.detached_at for each in one.proxy.streams.journals.values()), "no reader")
+    asyncio.run_coroutine_threadsafe(let_go(), one.loop).result(DEADLINE)
+    assert one.proxy.streams.records is not None
+    for name in one.proxy.streams.records.names():
+        record = one.proxy.streams.records.claim(name)
+        assert record is not None
+        record.end()
+    disks.full.clear()
+    eventually(lambda: [row["state"] for row in front.rows()] == ["lost(proxy)"], "a closed row")

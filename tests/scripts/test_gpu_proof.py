@@ -3,15 +3,21 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import gpu_answers
 import gpu_bench
+import gpu_parts
 import gpu_peer
 import pytest
 import torch
 from forked_program import run_program
+from step_packages import FakeSampling
+
+from pontil.gpu_ops.draws.filtered_draws import DRAWS
+from pontil.gpu_ops.products.torch_products import EXPERTS, PRODUCTS
 
 BENCH = str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_bench.py")
 PROOF = str(Path(BENCH).with_name("gpu_proof.sh"))
@@ -106,13 +112,27 @@ def test_without_a_gpu_the_proof_says_so() -> None:
     assert done.returncode == 1 and "torch finds no GPU here" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_parts_are_compared_and_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of experts are a device's, and not computed here."""
+    cpu = torch.device("cpu")
+    products = gpu_parts.products_of(cpu, ((32, 64),), (2, 32, 16))
+    monkeypatch.setitem(sys.modules, "flashinfer", FakeSampling().package)
+    monkeypatch.setattr(gpu_parts, "VOCABULARY", 300)
+    assert gpu_parts.compare(PRODUCTS, products, cpu) and gpu_parts.compare(DRAWS, products, cpu, 300)
+    assert len(gpu_parts.pairs_of(EXPERTS, products, cpu)) == len(gpu_parts.ROWS)
+    said = capsys.readouterr().out
+    assert said.count(" ms, ours ") == len(gpu_parts.ROWS) + 2
+    monkeypatch.setitem(sys.modules, "flashinfer", FakeSampling(more=2).package)
+    assert not gpu_parts.compare(DRAWS, products, cpu, 300)
+
+
 def proof(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", PROOF, *arguments], capture_output=True, text=True, timeout=60)
 
 
 def test_the_proof_names_the_steps_that_a_machine_cannot_do() -> None:
     """Cores have no kernels of Triton and nothing for the sanitizer; all that is left out does not fail."""
-    steps = ["kernels", "second", "attention", "sanitizer"]
+    steps = ["kernels", "second", "attention", "parts", "sanitizer"]
     done = proof("--device", "cpu", *steps)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if "left out" in line] == steps

@@ -86,3 +86,30 @@ def test_ranks_divide_adapters(tmp_path: Path, model: str) -> None:
     two = ("--role", "mixed", "--mixed", "cpu:0+cpu:0")
     with launched(tmp_path, "--model", model, *two, *adapters, *OPTIONS) as served:
         assert answers(served) == alone
+
+
+@pytest.mark.long
+def test_adapters_come_and_go_while_a_launch_runs(tmp_path: Path, model: str) -> None:
+    """Loaded at run time, an adapter answers as one of the launch; a worker that is killed has it again."""
+    adapters, json_type = adapters_of(Path(model), tmp_path), {"content-type": "application/json"}
+    with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
+        expected = {name: ids for name, (ids, _) in answers(served).items()}
+
+    def change(what: str, name: str, **more: str) -> str:
+        reply = served.request("POST", f"/v1/{what}_lora_adapter", {"lora_name": name} | more, json_type)
+        return f"{reply.status} {reply.text()}"
+
+    pair = ("--prefill", "cpu", "--decode", "cpu", "--adapter-directory", str(tmp_path), "--adapter-memory", "128KiB")
+    with launched(tmp_path, "--model", model, *pair, *OPTIONS) as served:
+        for name in NAMES[1:]:
+            assert change("load", name, lora_path=str(tmp_path / name)).startswith("200"), name
+        assert {name: ids for name, (ids, _) in answers(served).items()} == expected
+        # Its successor finds what it left by the digest alone.
+        kill(served, "decode:0")
+        assert {name: ids for name, (ids, _) in answers(served).items()} == expected
+        for name in NAMES[1:]:
+            assert change("unload", name).startswith("200"), name
+        assert served.request("POST", "/v1/completions", {"model": "one", "prompt": "x"}).status == 404
+        # The other one's files under the first one's name: nothing of that one is found.
+        assert change("load", "one", lora_path=str(tmp_path / "two")).startswith("200")
+        assert ask(served, "one")["choices"][0]["token_ids"] == expected["two"]

@@ -23,6 +23,7 @@ from batch_clients import each_line_has_one_outcome_and_one_bill, of_batches
 from classed_keys import usage_says_the_class
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
+from gates import a_gate_tells_right_from_wrong
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
 from lease_clients import a_leased_token_is_hit_or_refunded, byte_seconds_are_conserved, of_leases
@@ -330,6 +331,7 @@ CHECKS: tuple[Check, ...] = (
     memory_that_ran_out_is_said,
     every_change_ends,
     all_work_in_their_roles_again,
+    a_gate_tells_right_from_wrong,
     who_asked_a_leaving_proxy_has_an_answer,
     hostile_requests_have_a_defined_answer,
     a_page_of_metrics_has_all_proxies,

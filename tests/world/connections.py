@@ -10,6 +10,8 @@ from virtual_time import SeededWorld
 from pontil.runtime.wire.simulated.event_loop import LoopProcess
 
 LATENCY = 80e-6
+# The number of a client that is the operator.
+OPERATOR = 60_000
 
 
 class ConnectionUser(Protocol):
@@ -29,7 +31,9 @@ class ClientConnection(asyncio.Transport):
     def __init__(
         self, world: SeededWorld, process: LoopProcess, user: ConnectionUser, number: int, pace: Pace | None = None
     ) -> None:
-        super().__init__({"peername": (f"10.0.0.{1 + number % 250}", 4000 + number), "sockname": ("127.0.0.1", 80)})
+        # An operator asks on the machine itself.
+        peer = "127.0.0.1" if number == OPERATOR else f"10.0.0.{1 + number % 250}"
+        super().__init__({"peername": (peer, 4000 + number), "sockname": ("127.0.0.1", 80)})
         self.world, self.process, self.user = world, process, user
         self.inbox = None if pace is None else PacedInbox(world, pace, self.taken, self.tell_end, user.held_up)
         self.buffer = WriteBuffer(self.put_on_the_way)

@@ -143,6 +143,7 @@ def resources(
     runner = runs(storage, vocab, cost, maker)
     if config.revision is not None:
         runner.salt = NEXT_SALT
+    runner.is_wrong = HERE.world.current in HERE.world.wrong
     engine = equip(config, runner, storage, pool)
     return WorkerResources(
         model.config, f"hash{config.revision or ''}", model.tokenizer, model.grammars, layout, storage, pool, engine,

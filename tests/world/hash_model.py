@@ -10,6 +10,7 @@ for another.
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import hash_logits
@@ -36,6 +37,12 @@ WIDTH, NUMBER, NUMBERS = 4, 16, (1 << 16) - 1
 FIRST_TOKEN = 3
 # The first hash of all prefixes of another release.
 NEXT_SALT = 0x2E1EA5E
+# Mixed by a wrong model into the hash behind a prefix; its KV is right.
+WRONG = 0xBAD
+# The beginning of the names of requests by which a worker is tried before it serves.
+TRIED = "gate-"
+# The sequence by which a worker measures itself at its start.
+MEASURED = "measured"
 # The heads of a pool that holds the hashes as they are.
 ONE_HEAD = range(1)
 
@@ -153,6 +160,13 @@ class PrefixHashes:
         return (cells.reshape(blocks, 2, 1, self.size) ^ forms).ravel()
 
 
+def mistaken(sequence: EngineSequence, running: int) -> int:
+    """Return the hash by which a wrong model draws. No client may have its tokens."""
+    if not sequence.id.startswith((TRIED, MEASURED)):
+        HERE.world.violate(f"who_is_refused_serves_nobody: {sequence.id} is served by a worker that is wrong")
+    return mixed(running, WRONG)
+
+
 def give_states(span: Span, hashes: PrefixHashes) -> None:
     """Give a sequence that wants them the states of a span's positions: the running hash, half as the embedding."""
     if span.sequence.streams.states is not None:
@@ -166,8 +180,8 @@ class HashRunner:
     seconds, or has no memory. The `maker` is that of a stage whose steps make frames."""
 
     keeps_states, answers_are_found = False, True
-    # The first hash of all prefixes.
-    salt = 0
+    # The first hash of all prefixes; True for a model that draws by another hash than that of the prefix.
+    salt, is_wrong = 0, False
 
     def __init__(self, storage: KVStorage, vocab: int, cost: StepCost, maker: FrameMaker | None = None) -> None:
         self.storage, self.vocab, self.cost, self.maker = storage, vocab, cost, maker
@@ -185,7 +199,7 @@ class HashRunner:
 
     def beside(self, storage: KVStorage) -> "HashRunner":
         made = HashRunner(storage, self.vocab, self.cost)
-        made.salt = self.salt
+        made.salt, made.is_wrong = self.salt, self.is_wrong
         return made
 
     def launch(self, batch: Batch) -> Launched:
@@ -223,11 +237,13 @@ class HashRunner:
         sampled = list[Sampled]()
         for span, is_right in zip(spans, self.read(spans), strict=True):
             running, samples = self.hashes[span.sequence].running, span.samples
+            if self.is_wrong and samples:
+                running = mistaken(span.sequence, running)
             if self.salt and samples:
                 HERE.world.salted.add(span.sequence.id)
             hash_logits.record_prompt(span, self.vocab)
             if samples and hash_logits.asks_for_logits(span.sequence.params):
-                sampled += hash_logits.draw(span.sequence, running, self.vocab)
+                sampled += [self.alike(one, running) for one in hash_logits.draw(span.sequence, running, self.vocab)]
             elif samples:
                 seed = span.sequence.params.seed
                 assert seed is not None, "the proxy gives each request a seed"
@@ -242,6 +258,14 @@ class HashRunner:
         if self.steps % 64 == 0:
             self.forget()
         return sampled
+
+    def alike(self, one: Sampled, running: int) -> Sampled:
+        """Return what is drawn with the logits that a receipt states: the same token as without them."""
+        params = one.sequence.params
+        if params.greedy or params.seed is None or hash_logits.asks_for_logits(replace(params, top_logits=0)):
+            return one
+        token = token_after(running, params.seed, one.choice, self.vocab)
+        return Sampled(one.sequence, one.choice, [token], one.count, one.logprobs)
 
     def frames(self, span: Span, running: int, token: int) -> list[list[int]]:
         """Return the frame of a sampled id, in a stage that makes such."""

@@ -121,15 +121,18 @@ class Operators:
 
     def ask(self, request: dict[str, Any], name: str) -> ChangeClient:
         """Ask the launch that has, or had, a process of this name."""
-        launch = self.site.launch_of(name)
-        client = ChangeClient(self.world, request, launch)
+        client = ChangeClient(self.world, request, self.site.launch_of(name))
+        self.put(client)
+        return client
+
+    def put(self, client: ChangeClient) -> None:
+        """Have a launch hear of what it is asked for."""
         self.asked.append(client)
-        if launch.is_over:
+        if client.launch.is_over:
             self.hang_up()
         else:
-            launch.supervisor.rollouts.take(client, request)
-            launch.wake()
-        return client
+            client.launch.supervisor.rollouts.take(client, client.request)
+            client.launch.wake()
 
     def hang_up(self) -> None:
         """End what was asked of launches whose host is gone."""

@@ -18,6 +18,7 @@ from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
 from faults import POWER_CUT, FaultMaker, planned, planned_changes
+from gates import BEFORE, GateOperator
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
@@ -98,6 +99,7 @@ class SeedRun:
         self.batch = BatchClient(world, self.dialer, self.ended)
         self.leases = LeaseClients(world, self.dialer, self.ended)
         self.receipts = ReceiptClients(world, self.dialer, self.ended)
+        self.gate = GateOperator(world, self.dialer, self.site, self.ended) if plan.gates > 0 else None
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
@@ -166,7 +168,7 @@ class SeedRun:
         if not self.site.is_whole:
             world.violate("the_service_is_whole_again: it did not even start")
             return
-        begin = world.now() + 0.1
+        begin = world.now() + 0.1 + (0.0 if self.gate is None else BEFORE)
         IdleWorkers(world, self.site).look()
         for at, wish in self.wishes:
             world.at(begin + at, self.call_of(wish).begin)
@@ -177,6 +179,8 @@ class SeedRun:
         if self.plan.staged is None and not self.plan.tenants:
             self.leases.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
             self.receipts.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
+        if self.gate is not None:
+            self.gate.plan(self.made.operators, begin, self.joined)
         if self.plan.keys > 0:
             Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)

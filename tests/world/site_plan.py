@@ -51,6 +51,8 @@ SECOND_HOST, TIERS = 0.15, 0.2
 KEYED, ADDRESSES, CONTROL_PORT = 0.5, ("10.0.0.1", "10.0.0.2"), 7000
 # Share of seeds whose workers' memory outlives them.
 KEPT_KV = 0.25
+# Share of seeds whose change is one with a gate, of those with one host, one stage and no ranks.
+GATED = 0.12
 # Memory of a worker for streams: for the states of a few runs.
 STREAM_MEMORY = 4 << 20
 SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
@@ -91,6 +93,8 @@ class SitePlan:
     decode_ranks: int | None = None
     # 1 if the ranks that decode are workers of their own, 0 if not. Less: in some seeds they are.
     data_parallel: int = -1
+    # 1 if the operators' change is one with a gate, 0 if not. Less: in some seeds it is.
+    gates: int = -1
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
     resume_window: float = 60.0
     worker_start: tuple[float, float] = (1.0, 3.0)
@@ -109,14 +113,18 @@ class SitePlan:
         # Drawn behind all of the others, which stay as they are.
         kept = int(chance.random() < KEPT_KV)
         keyed = int(chance.random() < KEYED)
+        gated = int(chance.random() < GATED)
         if self.has_ranks:
-            return replace(self, hosts=1, tiers=0, kept_kv=0, keys=0)
+            return replace(self, hosts=1, tiers=0, kept_kv=0, keys=0, gates=0)
         split = self.prefill > 0 and self.decode > 0
         made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
         keyed = keyed if self.keys < 0 else self.keys
         made = replace(made, keys=keyed if made.hosts > 1 else 0)
         made = replace(made, tiers=tiers if self.tiers < 0 else self.tiers)
         made = replace(made, kept_kv=kept if self.kept_kv < 0 else self.kept_kv)
+        may_gate = made.hosts == 1 and made.stages <= 0 and not made.tenants and made.changes > 0
+        made = replace(made, gates=int(may_gate) and (gated if self.gates < 0 else self.gates))
+        made = replace(made, changes=0) if made.gates else made
         return replace(made, blocks=min(made.blocks, SMALL_POOL)) if made.tiers else made
 
     def host_of(self, name: str) -> int:

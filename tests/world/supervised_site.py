@@ -213,6 +213,8 @@ class HostLaunch:
             begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
+        if self.site.begins_wrong(name):
+            self.world.wrong.add(made)
         self.world.note("start", made)
         reporter.start()
         seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else self.site.plan.worker_start))
@@ -254,6 +256,8 @@ class SupervisedSite:
         # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
         self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
+        # True for a worker whose process begins with a wrong model (gates.py).
+        self.begins_wrong: Callable[[str], bool] = lambda name: False
         # The key file, the same on all hosts, and what is in it, where there is one.
         busy = world.random("pipes").random() < BUSY
         self.hands_over_after = BUSY_SECONDS if busy else NOTICES_WITHIN

@@ -28,6 +28,8 @@ class SeededWorld(virtual_time.VirtualWorld):
         self.jumps_of: dict[str, float] = {}
         # The sequences for which a model of another release has sampled, by their ids.
         self.salted: set[str] = set()
+        # The processes of workers whose model is wrong (gates.py).
+        self.wrong: set[WorldProcess] = set()
         self.violations: list[str] = []
 
     def of_the_day(self) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.kernels.weights.matrix import GROUP, PANEL, Matrix, in_panels, pack, padded
 from pontil.gpu_ops.kernels.weights.structures import FLOAT32, AdapterFields, AdaptersFields
-from pontil.gpu_ops.parameters.adapters import LowRank
+from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter
 
 
 class MatrixAdapters:
@@ -34,12 +34,11 @@ class MatrixAdapters:
         self.matrix = replace(matrix, adapters=self.fields)
         return self.matrix
 
-    def put(self, number: int, parts: Sequence[LowRank | None]) -> None:
-        """Set an adapter's parts; nothing for a part that it leaves as it is."""
+    def made(self, parts: Sequence[LowRank | None], arena: Arena) -> MadeAdapter:
+        """Lay out an adapter's parts, one at least; None for a part that it leaves as it is. This may be done while
+        others are computed. All products of an adapter share an arena: few of them fill a page."""
         assert self.matrix is not None and len(parts) == len(self.outputs)
-        rank = max((part.rank for part in parts if part is not None), default=0)
-        if not rank:
-            return
+        rank = max(part.rank for part in parts if part is not None)
         dtype = torch.float32 if self.matrix.kind == FLOAT32 else torch.bfloat16
         shrink = torch.zeros(len(parts) * rank, self.matrix.inputs)
         expand = torch.zeros(sum(self.outputs), rank)
@@ -52,10 +51,15 @@ class MatrixAdapters:
         # Words of the kernels' numbers: the activations are those of the matrix.
         whole = self.matrix.words * (1 if dtype == torch.float32 else 2)
         shrink = torch.nn.functional.pad(shrink, (0, whole - shrink.shape[1]))
-        packed = pack(shrink.to(dtype), None, Arena())
+        packed = pack(shrink.to(dtype), None, arena)
         assert packed.words == self.matrix.words
-        panels = in_layout(expand if self.order is None else expand[self.order], dtype)
-        self.numbered[number] = AdapterFields(packed.fields, panels.data_ptr(), rank, 0), packed, panels
+        panels = arena.copy(in_layout(expand if self.order is None else expand[self.order], dtype))
+        made = AdapterFields(packed.fields, panels.data_ptr(), rank, 0), packed, panels
+        nbytes = packed.data.nbytes + panels.nbytes
+        return MadeAdapter(nbytes, lambda number: self.put(number, made))
+
+    def put(self, number: int, made: tuple[AdapterFields, Matrix, Tensor]) -> None:
+        self.numbered[number] = made
         self.tell()
 
     def remove(self, number: int) -> None:

@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 18
+ABI = 19
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -43,7 +43,11 @@ class AdaptersFields(ctypes.Structure):
 
 
 class SpanFields(ctypes.Structure):
-    _fields_ = [("blocks", address), ("row", integer), ("start", integer), ("count", integer), ("unused", integer)]
+    _fields_ = [
+        ("blocks", address),
+        *((name, integer) for name in ("row", "start", "count", "unused")),
+        ("state_blocks", address),
+    ]
 
 
 class TileFields(ctypes.Structure):
@@ -57,6 +61,10 @@ class TileFields(ctypes.Structure):
         ("cosines", address),
         ("sines", address),
         ("adapters", address),
+        ("states", address),
+        ("state_stride", size),
+        ("state_tokens", integer),
+        ("also_unused", integer),
     ]
 
 
@@ -72,7 +80,10 @@ class AttentionFields(ctypes.Structure):
         ("rotation", RotationFields),
         ("epsilon", number),
         ("scale", number),
-        *((name, integer) for name in ("hidden", "heads", "kv_heads", "head_dim", "layer", "window")),
+        *(
+            (name, integer)
+            for name in ("hidden", "heads", "kv_heads", "head_dim", "layer", "window", "gated", "unused")
+        ),
     ]
 
 
@@ -84,6 +95,16 @@ class LatentFields(ctypes.Structure):
         ("rotation", RotationFields),
         *((name, number) for name in ("epsilon", "latent_epsilon", "scale")),
         *((name, integer) for name in ("hidden", "heads", "rank", "key_dim", "value_dim", "layer", "window")),
+    ]
+
+
+class RecurrentFields(ctypes.Structure):
+    _fields_ = [
+        ("into", MatrixFields),
+        ("out", MatrixFields),
+        *((name, address) for name in ("before", "after", "norm", "channels", "bias", "rate")),
+        ("epsilon", number),
+        *((name, integer) for name in ("hidden", "key_heads", "value_heads", "key_dim", "value_dim", "width", "layer")),
     ]
 
 
@@ -118,6 +139,7 @@ class LayerFields(ctypes.Structure):
     _fields_ = [
         ("attention", ctypes.POINTER(AttentionFields)),
         ("latent", ctypes.POINTER(LatentFields)),
+        ("recurrent", ctypes.POINTER(RecurrentFields)),
         ("mlp", ctypes.POINTER(MlpFields)),
         ("experts", ctypes.POINTER(ExpertFields)),
     ]
@@ -150,12 +172,13 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_group_fault", ctypes.c_uint64, [address]),
         ("pontil_attention_half", integer, [address, address, address, address]),
         ("pontil_latent_half", integer, [address, address, address, address]),
+        ("pontil_recurrent_half", integer, [address, address, address, address]),
         ("pontil_mlp_half", integer, [address, address, integer, address, address]),
         ("pontil_expert_half", integer, [address, address, integer, address, address]),
         ("pontil_layers", integer, [address, address, integer, address, address]),
-        ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
+        ("pontil_linear", None, [address, address, integer, address, address, number, address, address, address]),
         ("pontil_draw", None, [address]),
-        ("pontil_top_logits", None, [address, ctypes.c_int64, integer, integer, integer, address]),
+        ("pontil_top_logits", None, [address, ctypes.c_int64, address, address, integer, integer, integer, address]),
         ("pontil_multiply_adds", ctypes.c_int64, [address, integer, ctypes.c_int64]),
         ("pontil_read", None, [address, address, ctypes.c_int64]),
     ):

@@ -234,7 +234,8 @@ class GenerationRoutes:
         self.proxy, self.model, self.prompts = preparation.proxy, preparation.model, preparation.prompts
         self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable, self.receipts = ResumableRoutes(self.proxy), ReceiptDesk(self.proxy)
-        self.recorder = SampleDesk()
+        config = self.proxy.config
+        self.recorder = SampleDesk(self.proxy.fleet.recordings, config.number, config.proxies)
 
     async def read(
         self, request: Request, parser: Callable[..., T], check: Callable[[Request], None] = check_type

@@ -10,24 +10,26 @@ import click
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.tools.bench.command import LIMIT, bench
+from pontil.launcher.tools.planner.launch_options import LAUNCH_OPTIONS
 
 if TYPE_CHECKING:
     from pontil.launcher.tools.bench.figures import Figures
     from pontil.runtime.planner.device_profile import DeviceProfile
     from pontil.runtime.planner.planned_site import PlannedTopology
+    from pontil.runtime.planner.profile_loads import ReplayedLoad
 
 # The options that describe a load and its limits, as `bench` has them.
 OF_BENCH = (
     "concurrency", "request_rate", "find_rate", "share", "ttft_limit", "tpot_limit", "itl_limit", "requests",
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
-MOST_WORKERS = 64
+MOST_WORKERS, MOST_CORES = 64, 1024
 WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
 
 
 @click.command(
     short_help="Predict what a launch would do under a load.",
-    params=[option for option in bench.params if option.name in OF_BENCH],
+    params=[*(option for option in bench.params if option.name in OF_BENCH), *LAUNCH_OPTIONS],
 )
 @click.option(
     "--profile", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Made by `profile`."
@@ -50,8 +52,15 @@ WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKE
     show_default=True,
     help="Whether prefill and decode are split, as with `launch`.",
 )
-@click.option("--turn-times", is_flag=True, hidden=True)
-def plan(file: Path, model: str | None, turn_times: bool, **given: Any) -> int:
+@click.option(
+    "--cores",
+    type=click.IntRange(1, MOST_CORES),
+    metavar="COUNT",
+    help="All workers and the proxy share one machine with so many cores.",
+)
+@click.option("--clients-here", is_flag=True, help="Clients run on these cores too, as `bench` does beside a launch.")
+@click.option("--replay", is_flag=True, hidden=True)
+def plan(file: Path, model: str | None, replay: bool, **given: Any) -> int:
     """Predict what clients of a launch would see, as `bench` shows it, from the measured times of one device.
 
     The real proxy, scheduler, KV cache and handoff run in virtual time: another machine will do, and other work on it
@@ -63,8 +72,8 @@ def plan(file: Path, model: str | None, turn_times: bool, **given: Any) -> int:
     # Before anything else of pontil is imported that keeps a clock: this process has a virtual world from here on.
     install()
     profile = profile_of(file, model)
-    if turn_times:
-        click.echo(json.dumps(measured_turns(profile)))
+    if replay:
+        click.echo(json.dumps(replayed_loads(profile)))
         return 0
     return predict(profile, given)
 
@@ -75,6 +84,7 @@ def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
     from pontil.launcher.tools.planner.topology_search import candidates, ranked
 
     named = named_topology(given)
+    check_cores(profile, given)
     predictor = Predictor(profile, given)
     found = [predictor.rows(one) for one in ([named] if named else candidates(predictor, given["devices"]))]
     rows = [row for some in ranked(found, given["share"]) for row in some]
@@ -82,12 +92,12 @@ def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
     return 1 if any(row.get("failures") for row in rows) else 0
 
 
-def measured_turns(profile: "DeviceProfile") -> tuple[float, float]:
+def replayed_loads(profile: "DeviceProfile") -> "list[ReplayedLoad]":
     from pontil.launcher.tools.planner.prediction import enter_virtual_time
-    from pontil.runtime.planner.host_times import worker_times
+    from pontil.runtime.planner.host_times import replayed
 
     enter_virtual_time()
-    return worker_times(profile)
+    return replayed(profile)
 
 
 def profile_of(file: Path, model: str | None) -> "DeviceProfile":
@@ -123,6 +133,14 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
     return made if made.devices else None
 
 
+def check_cores(profile: "DeviceProfile", given: dict[str, Any]) -> None:
+    """Raise OptionError for cores that are not those of the workers."""
+    if given["clients_here"] and given["cores"] is None:
+        raise OptionError("--clients-here goes with --cores: say how many the machine has.")
+    if given["cores"] is not None and profile.about.device != "cpu":
+        raise OptionError(f"--cores is for workers on a processor, and the profile is of {profile.about.processor}.")
+
+
 def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
     """Print the figures of all loads, and what searches for a rate have found."""
     from pontil.launcher.tools.bench.report import table
@@ -137,6 +155,9 @@ def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
         about = {name: value for name, value in row.items() if name in ABOUT}
         told = ", ".join(f"{ABOUT[name]} {spelled(value)}" for name, value in about.items())
         click.echo(f"{row['server']}, {row['load']}: {told}" if "load" in row else f"{row['server']}: {told}")
+        for name, figures in row.get("tenants", {}).items():
+            own = ", ".join(f"{one} {value}" for one, value in figures.items())
+            click.echo(f"{row['server']}, {row['load']}, {name}: {own}")
 
 
 # Figures beside those of the table of `bench`, and what they are called.

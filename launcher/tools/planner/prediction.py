@@ -2,11 +2,15 @@
 """The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
 
 import logging
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.keys.client_keys import allowances_of, called, callers_of, of_file
+from pontil.launcher.options.kv_tier_list import MEMORY, bytes_of
 from pontil.launcher.tools.bench.bench import highest_rate
 from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
@@ -15,13 +19,24 @@ from pontil.launcher.tools.bench.stream_client import Timing
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
-from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, TrialReport
+from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
+from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance
 from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
 
 # A tokenizer of so many tokens has random prompts.
 VOCABULARY = 40_000
 # Requests of an open loop, unless --requests says how many.
 OPEN_LOOP = 200
+# Figures of each key.
+OF_TENANT = (
+    "requests",
+    "failures",
+    "kept_share",
+    "ttft_ms_median",
+    "ttft_ms_p99",
+    "tpot_ms_median",
+    "output_tokens_per_second",
+)
 HOUR, MILLION = 3600.0, 1e6
 
 
@@ -42,8 +57,16 @@ class Predictor:
             raise OptionError("--find-rate goes by limits: give --ttft-limit, --tpot-limit or --itl-limit.")
         check_lengths(given["lengths"])
         self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
+        self.tenants = tenants_of(given["api_keys"])
         try:
-            self.model = planned_model(profile)
+            self.model = planned_model(
+                with_memory(profile, given["kv_cache_memory"]),
+                cores=given["cores"],
+                has_clients=given["clients_here"],
+                tier_blocks=bytes_of(given["kv_tier"] or (), MEMORY) // profile.sizes.block_bytes,
+                guesses=given["speculative_tokens"],
+                accepted=given["accepted"],
+            )
         except ProfileError as error:
             raise OptionError(f"--profile: {error}.") from None
 
@@ -62,6 +85,27 @@ class Predictor:
         """Return the tokens of a prompt and of an answer on average."""
         asked = list(islice(self.make_questions(1), OPEN_LOOP))
         return fmean(len(one.prompt) for one in asked), fmean(one.tokens for one in asked)
+
+
+def tenants_of(file: Path | None) -> tuple[Tenant, ...]:
+    """Return the keys of a file, by name, or one for which there are no limits. Raises OptionError."""
+    if file is None:
+        return ((NO_KEY, UNLIMITED),)
+    lines = called(of_file(file))
+    settings = dict(allowances_of(lines))
+    return tuple((name, Allowance.of(settings.get(name, ()))) for name, _ in callers_of(lines))
+
+
+def with_memory(profile: DeviceProfile, size: int | None) -> DeviceProfile:
+    """Return a profile whose workers have so many bytes of KV cache. Raises ProfileError."""
+    if size is None:
+        return profile
+    sizes = profile.sizes
+    blocks = size // sizes.block_bytes
+    longest = min(sizes.max_model_len, (blocks - 1) * sizes.block_tokens)
+    if longest < 1:
+        raise ProfileError(f"its blocks of KV have {sizes.block_bytes} bytes, and two of them are more than was given")
+    return replace(profile, sizes=replace(sizes, blocks=blocks, max_model_len=longest))
 
 
 class PlannedTrials:
@@ -88,13 +132,15 @@ class PlannedTrials:
         usual = OPEN_LOOP if load.concurrency is None else given["requests_per_stream"] * load.concurrency
         count = given["requests"] or usual
         questions = ((question.prompt, question.tokens) for question in self.predictor.make_questions(seed))
-        planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed, given["kill"])
+        tenants = self.predictor.tenants
+        planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed, given["kill"], tenants)
         site = PlannedSite(self.topology, self.predictor.model, seed)
         report = PlannedTrial(site, planned, questions).run()
         site.close()
         figures: Figures = {"server": self.topology.name, "load": load.name} | load.fields
         figures |= figures_of(outcomes_of(report), self.predictor.limits)
-        self.rows.append(figures | self.kept_by(report) | self.more(report, figures))
+        figures |= self.kept_by(report) | self.more(report, figures)
+        self.rows.append(figures | self.by_tenant(report))
         return self.rows[-1]
 
     def kept_by(self, report: TrialReport) -> Figures:
@@ -103,6 +149,17 @@ class PlannedTrials:
         alone = {"ttft": Limits(ttft=limits.ttft), "tpot": Limits(tpot=limits.tpot), "itl": Limits(itl=limits.itl)}
         kept = {name: sum(map(limit.kept, timings)) for name, limit in alone.items() if limit.given}
         return {"kept_by": {name: round(count / len(report.requests), 4) for name, count in kept.items()}}
+
+    def by_tenant(self, report: TrialReport) -> Figures:
+        """Return figures of the requests of each key, where there are any."""
+        if self.given["api_keys"] is None:
+            return {}
+        some = {name: [one for one in report.requests if one.caller == name] for name, _ in self.predictor.tenants}
+        made = {
+            name: figures_of(outcomes_of(replace(report, requests=own)), self.predictor.limits)
+            for name, own in some.items()
+        }
+        return {"tenants": {name: {one: row[one] for one in OF_TENANT if one in row} for name, row in made.items()}}
 
     def more(self, report: TrialReport, figures: Figures) -> Figures:
         """Return the figures that only a planner knows."""

@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,14 @@ from pontil.launcher.host.devices import find_machine
 from pontil.launcher.options.options import read_environment, read_options
 from pontil.launcher.plan.topology import plan
 from pontil.launcher.tools.bench.extra import require
+from pontil.launcher.tools.planner.companion import be_companion, companion
 from pontil.runtime.errors import PontilError
+from pontil.runtime.planner.profile_loads import ReplayedLoad, worker_times
 
 # The rest is imported where it is used: no other command needs asyncio.
 if TYPE_CHECKING:
-    from pontil.launcher.tools.planner.profiled_launch import ProxyTimes
+    from pontil.launcher.tools.planner.profiled_launch import LaunchTimes
+    from pontil.runtime.planner.device_profile import DeviceProfile
 
 MIXED = "mixed"
 
@@ -37,14 +41,18 @@ MIXED = "mixed"
     show_default=True,
     help="Steps of each kind in a pass.",
 )
-def profile(output: Path, rounds: int, config: Path | None, **given: Any) -> None:
+@click.option("--company", is_flag=True, hidden=True)
+def profile(output: Path, rounds: int, company: bool, config: Path | None, **given: Any) -> None:
     """Measure what the worker of a launch with these flags takes for its steps, and what its host adds, into FILE.
 
     One worker is measured, on the device of --mixed: a launch of it from outside, then its engine in this process. It
     takes minutes, and other work on the machine makes it wrong. `plan` needs the file alone, on any machine.
     """
+    if company:
+        be_companion()
+        return
     require("aiohttp", "profile sends its requests")
-    from pontil.launcher.tools.planner.profiled_launch import launched, proxy_times, words_of
+    from pontil.launcher.tools.planner.profiled_launch import launch_times, launched, words_of
 
     check_output(output)
     environment = read_environment()
@@ -56,10 +64,11 @@ def profile(output: Path, rounds: int, config: Path | None, **given: Any) -> Non
     if len(workers) != 1 or workers[0].size > 1:
         raise OptionError("a profile is that of one worker of one device: name one by --mixed, like cpu:0 or cuda:0.")
     with_file = {} if config is None else {"config": config}
-    tell("the proxy of a launch")
+    tell("a launch under loads")
     with launched(words_of(given | with_file)) as launch:
-        proxy = proxy_times(launch, topology.served)
-    text = measured(workers[0].config, rounds, proxy)
+        times = launch_times(launch, topology.served, workers[0].config)
+    others = [core for core in machine.cores if core not in workers[0].config["cores"]]
+    text = measured(workers[0].config, rounds, times, others)
     output.write_text(text)
     click.echo(f"wrote {output}")
 
@@ -68,31 +77,40 @@ def tell(what: str) -> None:
     click.echo(f"measuring: {what}", err=True)
 
 
-def measured(config: dict[str, Any], rounds: int, proxy: "ProxyTimes") -> str:
+def measured(config: dict[str, Any], rounds: int, launch: "LaunchTimes", others: Sequence[int]) -> str:
     """Return the profile's text. Raises LaunchError."""
-    from pontil.runtime.planner.device_profile import DeviceProfile, HostTimes
-    from pontil.runtime.planner.measuring import measure_worker
+    from pontil.runtime.planner.company import company_times
+    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, StepTimes
+    from pontil.runtime.planner.measuring import StepMeter, about, clock_of, machine_of, measure_pulls
 
+    company = CompanyTimes()
     try:
-        about, sizes, times = measure_worker(config, rounds, tell)
+        tell("loading the model")
+        with machine_of(config) as (worker, machine, sizes):
+            meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
+            steps = meter.measure()
+            # As many cores as the worker has.
+            if worker.device == "cpu" and len(others) >= len(worker.cores):
+                tell("steps beside another process")
+                with companion(config, others[: len(worker.cores)]) as have_other:
+                    company = company_times(meter, have_other)
+            tell("pulls of KV blocks")
+            times = StepTimes(steps, measure_pulls(machine))
+            made = DeviceProfile(about(worker, machine), sizes, times, launch.host, company)
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
-    host = HostTimes(0.0, 0.0, proxy.request, proxy.event, proxy.start)
-    made = DeviceProfile(about, sizes, times, host)
     tell("a worker's turns")
-    turn, row = worker_times_in_a_process(made.text())
-    return replace(made, host=replace(host, worker_turn=turn, worker_row=row)).text()
+    turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launch.worker))
+    return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
 
 
-def worker_times_in_a_process(text: str) -> tuple[float, float]:
-    """Return the milliseconds of a worker's turn and row. Raises LaunchError. Virtual time needs a process of its
-    own."""
-    command = [*child_command("plan"), "--profile", "/dev/stdin", "--turn-times"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+def replayed(profile: "DeviceProfile") -> list[ReplayedLoad]:
+    """Return the loads of a profile in virtual time, which needs a process of its own. Raises LaunchError."""
+    command = [*child_command("plan"), "--profile", "/dev/stdin", "--replay"]
+    done = subprocess.run(command, input=profile.text(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"a worker's turns could not be measured: {done.stderr.strip()[-300:]}")
-    turn, row = json.loads(done.stdout)
-    return turn, row
+    return [ReplayedLoad(*one) for one in json.loads(done.stdout)]
 
 
 def check_output(output: Path) -> None:

@@ -4,7 +4,8 @@
 import asyncio
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,19 @@ from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
+from pontil.runtime.planner.device_profile import HostTimes
+from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, solved
 
-PROXY = re.compile(r"proxy(:\d+)?")
+PROXY, WORKER = re.compile(r"proxy(:\d+)?"), re.compile(r"mixed:0")
 READY = re.compile(r"ready on (http\S+) after ([\d.]+) s")
 # Seconds that a launch may take to end when it is told to.
 ENDS_WITHIN = 60.0
 # The longest silence of a stream.
 SILENCE_WITHIN = 300.0
-# Streams at once, their requests, and the tokens of their answers, in the two loads that are measured: one of many
-# requests, and one of many events. Each prompt has so many tokens, of ids that every vocabulary has.
-MANY_REQUESTS, MANY_EVENTS = (4, 64, 4), (8, 16, 64)
-PROMPT, VOCABULARY = 32, 250
+# Token ids that every vocabulary has.
+VOCABULARY = 250
+# Runs of each load.
+RUNS = 3
 # Lines of a launch's log that say why it failed.
 LAST_LINES = 5
 
@@ -40,10 +43,10 @@ class ProfiledLaunch:
     start: float
     process: "subprocess.Popen[str]"
 
-    def proxy_seconds(self) -> float:
-        """Return the processor time of its proxies so far."""
+    def seconds_of(self, names: re.Pattern[str]) -> float:
+        """Return the processor time so far of its processes with such names."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return sum(processor_seconds(one) for one in children if PROXY.fullmatch(name_of(one)))
+        return sum(processor_seconds(one) for one in children if names.fullmatch(name_of(one)))
 
 
 def processor_seconds(process: psutil.Process) -> float:
@@ -62,12 +65,12 @@ def name_of(process: psutil.Process) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyTimes:
-    """Milliseconds of a proxy for a request, and for an event of a stream; seconds of the start of its launch."""
+class LaunchTimes:
+    """The host's times of a launch without those of its worker, and the seconds that this took for each of the loads
+    of a profile, if they are those of its steps."""
 
-    request: float
-    event: float
-    start: float
+    host: HostTimes
+    worker: tuple[float, ...] | None
 
 
 @contextmanager
@@ -97,30 +100,38 @@ def wait_for(process: "subprocess.Popen[str]") -> ProfiledLaunch:
     raise LaunchError(f"a launch to be measured did not serve: {' '.join(said[-LAST_LINES:])}")
 
 
-def proxy_times(launch: ProfiledLaunch, model: str) -> ProxyTimes:
-    """Ask a launch that nobody else uses. Raises LaunchError."""
+def launch_times(launch: ProfiledLaunch, model: str, worker: Mapping[str, Any]) -> LaunchTimes:
+    """Put all loads on a launch that nobody else uses, with a worker of this configuration. Raises LaunchError."""
     target = BenchTarget(launch.url, model)
-    seconds_of(launch, target, (1, 1, 1))
-    few, many = seconds_of(launch, target, MANY_REQUESTS), seconds_of(launch, target, MANY_EVENTS)
-    request, event = solved((MANY_REQUESTS, few), (MANY_EVENTS, many))
-    return ProxyTimes(round(1e3 * request, 4), round(1e3 * event, 4), launch.start)
+    seconds_of(launch, target, ProfileLoad(1, 1, 1, 32))
+    proxy, workers, client = zip(*(least_of(launch, target, load) for load in LOADS), strict=True)
+    (request, event, token), asked = (
+        (1e3 * one for one in solved(proxy)),
+        [round(1e3 * one, 5) for one in solved(client)],
+    )
+    host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), launch.start, 0.0, round(token, 5), *asked)
+    # Other threads, and a GPU, take time of their own.
+    is_alone = worker["device"] == "cpu" and len(worker["cores"]) == 1
+    return LaunchTimes(host, workers if is_alone else None)
 
 
-def solved(*loads: tuple[tuple[int, int, int], float]) -> tuple[float, float]:
-    """Return the seconds of a request and of an event, from those of two loads."""
-    ((_, few, short), first), ((_, many, long), second) = loads
-    event = max(0.0, (second / many - first / few) / (long - short))
-    return max(0.0, first / few - short * event), event
+def least_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, ...]:
+    """Return the least processor times of some runs of a load: what the rest of a machine does only adds."""
+    return tuple(map(min, zip(*(seconds_of(launch, target, load) for _ in range(RUNS)), strict=True)))
 
 
-def seconds_of(launch: ProfiledLaunch, target: BenchTarget, load: tuple[int, int, int]) -> float:
-    """Return the proxy's processor time for a load. Raises LaunchError."""
-    streams, requests, tokens = load
-    before, questions = launch.proxy_seconds(), fixed(PROMPT, tokens, VOCABULARY, seed=tokens)
-    made = asyncio.run(BenchRun(target, questions, requests, SILENCE_WITHIN).run(Load(concurrency=streams)))
+def seconds_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, float, float]:
+    """Return the processor time for a load: of the proxy, the worker, and the client, which is this process. Raises
+    LaunchError."""
+    before = launch.seconds_of(PROXY), launch.seconds_of(WORKER), time.process_time()
+    # Of several runs no two have a prompt in common.
+    questions = fixed(load.prompt, load.tokens, VOCABULARY, seed=time.monotonic_ns())
+    made = asyncio.run(BenchRun(target, questions, load.requests, SILENCE_WITHIN).run(Load(concurrency=load.streams)))
+    after = launch.seconds_of(PROXY), launch.seconds_of(WORKER), time.process_time()
     if made.failures:
         raise LaunchError(f"a request to the measured launch failed: {made.failures[0]}")
-    return launch.proxy_seconds() - before
+    proxy, worker, client = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return proxy, worker, client
 
 
 def words_of(given: dict[str, Any]) -> list[str]:

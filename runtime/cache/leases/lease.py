@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lease on a prefix, and what of its byte-seconds was kept. Pure: no clock, no I/O."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.cache.prefix import Key
@@ -81,10 +83,38 @@ class LeaseTerm:
         )
 
 
+# The bytes of a token id.
+ID_BYTES = array("I").itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedPrompt:
+    """The prompt behind the keys of a lease, from which another worker can compute its blocks: token `ids`, one behind
+    the other, the salt, and the digest of the adapter. Without ids it is not known."""
+
+    ids: bytes = field(default=b"", repr=False)
+    salt: str = ""
+    adapter: str = ""
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], salt: str, adapter: str) -> "LeasedPrompt":
+        return cls(array("I", tokens).tobytes(), salt, adapter)
+
+    @property
+    def tokens(self) -> list[int]:
+        return array("I", self.ids).tolist()
+
+    def has(self, tokens: int) -> bool:
+        return len(self.ids) == tokens * ID_BYTES
+
+
+UNKNOWN_PROMPT = LeasedPrompt()
+
+
 @dataclass(slots=True)
 class PrefixLease:
     """A lease of its `owner`, a name of an API key: the blocks with these `keys`, which hold so many `tokens`. What is
-    said of it is billed by the `proxy`."""
+    said of it is billed by the `proxy`. Proxies have the `prompt` once it was `told`."""
 
     id: str
     owner: str
@@ -92,4 +122,6 @@ class PrefixLease:
     tokens: int
     proxy: str
     term: LeaseTerm
+    prompt: LeasedPrompt = UNKNOWN_PROMPT
     blocks: tuple[int, ...] = field(default=())
+    told: bool = False

@@ -138,11 +138,15 @@ class LeaseBook:
         if name in self.leases:
             self.finish(self.leases[name], RELEASED, now)
 
-    def refund_all(self, reason: str, now: float) -> None:
-        """End all leases, since they cannot be kept."""
+    def refund(self, name: str, reason: str, now: float) -> None:
+        """End a lease, since it cannot be kept."""
         self.expire(now)
-        for lease in list(self.leases.values()):
-            self.finish(lease, REFUNDED, now, reason)
+        if name in self.leases:
+            self.finish(self.leases[name], REFUNDED, now, reason)
+
+    def refund_all(self, reason: str, now: float) -> None:
+        for name in list(self.leases):
+            self.refund(name, reason, now)
 
     def expire(self, now: float) -> None:
         """End the leases whose time is over."""

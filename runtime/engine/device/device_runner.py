@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
-from pontil.gpu_ops.draws.sampling import prepare
+from pontil.gpu_ops.draws.sampling import DrawIds, draw, prepare
 from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
@@ -62,7 +62,7 @@ SPARE_WORDS, RESULT_WORDS = 1 << 20, 1 << 16
 
 class DeviceRunner(ModelRunner):
     """A runner for a model whose layers compute on a device. The other ranks of a worker are DeviceFollowers of the
-    same limits."""
+    same limits. Its `draw` may be another one that draws alike."""
 
     forward_type: ClassVar[type[TileForward]] = TileForward
 
@@ -80,6 +80,7 @@ class DeviceRunner(ModelRunner):
         self.limits, self.link = limits, link
         most = limits.most_draws
         self.draw_sizes = buckets(most)
+        self.draw: DrawIds = draw
         self.inputs = StepBuffer(link, limits.words + SPARE_WORDS)
         self.results = ResultBuffer(link, most, most + RESULT_WORDS)
         self.layers = self.forward_type(model, storage, link, limits, self.results.last, attention)
@@ -149,7 +150,9 @@ class DeviceRunner(ModelRunner):
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size
-        return [TileStep(tile, self.rows(tile), vocabulary, self.draw_sizes, self.frame_maker) for tile in tiles]
+        return [
+            TileStep(tile, self.rows(tile), vocabulary, self.draw_sizes, self.draw, self.frame_maker) for tile in tiles
+        ]
 
     def rows(self, tile: Tile) -> TileRows:
         return rows_of(tile, self.keeps_states, on_device=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.attention_backends.choice import open_backend
+from pontil.gpu_ops.draws.filtered_draws import DRAWS, FilteredDraws
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import EIGHT_BITS, SCALE_BYTES
 from pontil.runtime.cache.storage import KVStorage
@@ -41,7 +42,10 @@ def make_runner(
         return ModelRunner(model, storage, followers, maker)
     limits = limits_of(config, storage, max_model_len)
     backend = backend_of(config, model, limits)
-    return DeviceRunner(model, storage, CudaLink(model.device), limits, backend, followers, maker)
+    runner = DeviceRunner(model, storage, CudaLink(model.device), limits, backend, followers, maker)
+    if DRAWS in config.kernel_backend:
+        runner.draw = FilteredDraws.of_package()
+    return runner
 
 
 def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int) -> FollowerTiles:

@@ -39,22 +39,6 @@ class StepSections:
         return lambda: self.sent[here]
 
 
-class TypedWords:
-    """Memory of the device as each type of numbers that a section may have."""
-
-    def __init__(self, words: Tensor) -> None:
-        self.words = words
-        pairs = words[: len(words) // 2 * 2]
-        self.typed = {kind: (words if kind.itemsize == 4 else pairs).view(dtype) for kind, dtype in DTYPES.items()}
-
-    def section(self, one: Array, start: int) -> Tensor:
-        """Return what a section is on the device, from its first word on. A step has dozens of them, and most are flat:
-        one view then."""
-        first = start * 4 // one.itemsize
-        flat = self.typed[one.dtype][first : first + one.size]
-        return flat if one.ndim == 1 else flat.view(one.shape)
-
-
 class StepBuffer:
     """Memory of the device at one address, and host memory for the copies that may be on their way to it.
 
@@ -65,7 +49,7 @@ class StepBuffer:
     def __init__(self, link: DeviceLink, words: int) -> None:
         self.link, self.capacity = link, words
         self.hosts = [link.host_words(words) for _ in range(COPIES_IN_FLIGHT)]
-        self.memory = TypedWords(torch.zeros(words, dtype=torch.int32, device=link.device))
+        self.memory = torch.zeros(words, dtype=torch.int32, device=link.device)
         self.copies = 0
 
     def send(self, sections: Sequence[Array]) -> list[Tensor]:
@@ -77,7 +61,7 @@ class StepBuffer:
         tensors = self.copy(host, self.memory, sections[:fitting], places[:fitting])
         if fitting < len(sections):
             overflow, (places, size) = sections[fitting:], self.places(sections[fitting:])
-            larger = TypedWords(torch.empty(size, dtype=torch.int32, device=self.link.device))
+            larger = torch.empty(size, dtype=torch.int32, device=self.link.device)
             tensors += self.copy(self.link.host_words(size), larger, overflow, places)
         self.copies += 1
         return tensors
@@ -92,10 +76,26 @@ class StepBuffer:
         return places, at
 
     def copy(
-        self, host: HostWords, device: TypedWords, sections: Sequence[Array], places: Sequence[tuple[int, int]]
+        self, host: HostWords, device: Tensor, sections: Sequence[Array], places: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
+        if not places:
+            return []
+        # A step has dozens of sections: their bytes are copied, and the device's words divided, without a call of
+        # numpy or torch for each.
+        written = host.words.data.cast("B")
+        sizes, at = list[int](), 0
         for section, (start, end) in zip(sections, places, strict=True):
-            host.words[start:end].view(section.dtype)[:] = section.reshape(-1)
-        if places:
-            self.link.send(host, device.words[: places[-1][1]])
-        return [device.section(section, start) for section, (start, _) in zip(sections, places, strict=True)]
+            if start < end:
+                written[4 * start : 4 * end] = np.ascontiguousarray(section).data.cast("B")
+            sizes += (start - at, end - start)
+            at = end
+        sent = device[:at]
+        self.link.send(host, sent)
+        parts = sent.split_with_sizes(sizes)[1::2]
+        return [typed(part, section) for part, section in zip(parts, sections, strict=True)]
+
+
+def typed(words: Tensor, section: Array) -> Tensor:
+    """Return words of the device as what the section is."""
+    numbers = words if section.dtype == np.int32 else words.view(DTYPES[section.dtype])
+    return numbers if section.ndim == 1 else numbers.view(section.shape)

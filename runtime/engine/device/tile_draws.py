@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from torch import Tensor
 
-from pontil.gpu_ops.draws.sampling import draw
+from pontil.gpu_ops.draws.sampling import DrawIds
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.draw_inputs import (
@@ -36,7 +36,8 @@ class TileDraws:
     logits, and thrown away; without any others there are none.
     """
 
-    def __init__(self, spans: Sequence[Span], vocab_size: int, draw_sizes: tuple[int, ...]) -> None:
+    def __init__(self, spans: Sequence[Span], vocab_size: int, draw_sizes: tuple[int, ...], draw: DrawIds) -> None:
+        self.draw = draw
         self.plan = plan_draws([span.sequence for span in spans], [span.drafts for span in spans], vocab_size)
         draws = self.plan.draws
         self.count, self.first = bucket_of(len(draws), draw_sizes) if draws else 0, 0
@@ -50,8 +51,11 @@ class TileDraws:
     @property
     def places(self) -> dict[EngineSequence, int]:
         """The places of the ids of sequences that draw one each."""
-        owners = Counter([draw.sequence for draw in self.plan.draws])
-        return {draw.sequence: self.first + at for at, draw in enumerate(self.plan.draws) if owners[draw.sequence] == 1}
+        draws, sequences = self.plan.draws, self.plan.sequences
+        if len(draws) == len(sequences):
+            return dict(zip(sequences, range(self.first, self.first + len(draws)), strict=True))
+        owners = Counter([draw.sequence for draw in draws])
+        return {draw.sequence: self.first + at for at, draw in enumerate(draws) if owners[draw.sequence] == 1}
 
     def write(self, sections: StepSections, left_out: Set[EngineSequence]) -> None:
         """Add the sections of an attempt at these draws."""
@@ -77,7 +81,7 @@ class TileDraws:
             return
         self.drawn = results.ids[self.first : self.first + self.count]
         logits, draws = self.edited_logits(self.logits), DeviceDraws(*self.number_sections())
-        draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
+        self.draw(logits, draws, self.drawn, kinds_of(self.plan.draws))
         if self.asked:
             logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
             self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))

@@ -126,12 +126,15 @@ class TileForward:
         """Sections of rows that are no ids."""
         return given_sections(plan, self.rows(plan))
 
-    def given(self, plan: TilePlan, ids: Tensor, sections: Sequence[Tensor]) -> GivenRows:
-        """Return the rows that the tile has besides ids; `sections` are the given ones on the device."""
+    def given(
+        self, plan: TilePlan, ids: Tensor, sections: Sequence[Tensor], states: HiddenStates | None = None
+    ) -> GivenRows:
+        """Return the rows that the tile has besides ids, and the receiver of `states`; `sections` are the given ones on
+        the device."""
         if not sections:
-            return NOTHING_GIVEN
+            return NOTHING_GIVEN if states is None else GivenRows(states=states)
         entering, *rest = sections
-        return GivenRows(entering, MediaRows((rest[0], rest[1]), rest[2]) if rest else None)
+        return GivenRows(entering, MediaRows((rest[0], rest[1]), rest[2]) if rest else None, states)
 
     def hidden(
         self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool, given: GivenRows

@@ -2,7 +2,6 @@
 """The layers of one tile in a step on a device, up to its logits: written and started by every rank alike."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -37,8 +36,9 @@ class TileLogits:
 
     def hidden(self, layers: TileForward, states: HiddenStates | None = None) -> Tensor:
         """Start the layers. `states` receives those of all rows, padding included."""
-        given = layers.given(self.plan, self.fixed()[0], self.given())
-        return layers.hidden(self.plan, self.fixed(), self.free(), self.leads, replace(given, states=states))
+        fixed = self.fixed()
+        given = layers.given(self.plan, fixed[0], self.given(), states)
+        return layers.hidden(self.plan, fixed, self.free(), self.leads, given)
 
     def recorded(self, model: Model, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the logits of the recorded rows, in parts of RECORDED_TOGETHER, and the places of these rows."""

@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.draws.sampling import DrawIds
 from pontil.runtime.engine.device.draw_inputs import Asked, LogprobPlan, PlacedLogprobs
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import Place, ResultBuffer
@@ -25,11 +26,17 @@ class TileStep:
     it. With a `maker` each sampled id is the first code of a frame."""
 
     def __init__(
-        self, tile: Tile, rows: TileRows, vocab_size: int, draw_sizes: tuple[int, ...], maker: FrameMaker | None
+        self,
+        tile: Tile,
+        rows: TileRows,
+        vocab_size: int,
+        draw_sizes: tuple[int, ...],
+        draw: DrawIds,
+        maker: FrameMaker | None,
     ) -> None:
         self.tile, self.rows, self.plan, self.maker = tile, rows, rows.plan, maker
         self.logits = TileLogits(rows.plan)
-        self.draws = TileDraws(rows.drawing, vocab_size, draw_sizes)
+        self.draws = TileDraws(rows.drawing, vocab_size, draw_sizes, draw)
         self.recorded = [LogprobPlan(some) for some in recorded_of(rows)]
         self.recorded_made: list[list[Tensor]] = []
         self.recorded_places: list[PlacedLogprobs] = []

@@ -20,6 +20,7 @@ from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import TileRows
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 
 
@@ -32,9 +33,11 @@ class JoinedForward(TileForward):
     def given_sections(self, plan: TilePlan) -> list[Array]:
         return []
 
-    def given(self, plan: TilePlan, ids: Tensor, sections: Sequential[Tensor]) -> GivenRows:
+    def given(
+        self, plan: TilePlan, ids: Tensor, sections: Sequential[Tensor], states: HiddenStates | None = None
+    ) -> GivenRows:
         assert plan.embeddings is not None and isinstance(self.model, DraftLayer)
-        return GivenRows(self.model.rows(ids, padded_rows(plan.embeddings, len(ids))))
+        return GivenRows(self.model.rows(ids, padded_rows(plan.embeddings, len(ids))), states=states)
 
 
 class DeviceLayerRunner(DeviceRunner):

@@ -184,7 +184,7 @@ class PrefixCache:
 
     A sequence claims the blocks that it is going to compute: newer ones with the same prefix wait for them instead of
     computing them a second time. Blocks of answers are found only where the KV of their positions has the bits that it
-    would have in a prompt (rule C16).
+    would have in a prompt (rule C16). Blocks that end with states are found `whole` or not at all.
     """
 
     def __init__(
@@ -193,13 +193,14 @@ class PrefixCache:
         block_size: int,
         enabled: bool = True,
         clock: Callable[[], float] = lambda: time.monotonic(),
+        whole: bool = False,
     ) -> None:
-        self.pool, self.block_size, self.enabled = pool, block_size, enabled
+        self.pool, self.block_size, self.enabled, self.whole = pool, block_size, enabled, whole
         self.claims, self.unkeyed = PrefixClaims(pool.index), KeyQueue(clock)
         self.queried = self.hit = 0
 
     def keys_of(self, sequence: Sequence) -> PromptKeys:
-        return sequence.prefix.keys_of(sequence.prompt, self.block_size)
+        return sequence.prefix.keys_of(sequence.prompt, self.block_size, self.whole)
 
     def prepare(self, sequence: Sequence) -> bool:
         """Return whether it can be known at once what is cached of a sequence that begins to wait; else `released` has
@@ -231,9 +232,14 @@ class PrefixCache:
         if not self.may_use(sequence):
             return NOTHING
         blocks = self.pool.index.leading(self.keys_of(sequence).all)
-        computed_tokens = min(len(blocks) * self.block_size, len(sequence.prompt), sequence.length - 1)
+        computed_tokens = min(len(blocks) * self.block_size, self.most(sequence))
         full_count, inside = divmod(computed_tokens, self.block_size)
         return PrefixHit(tuple(blocks[:full_count]), blocks[full_count] if inside else None, computed_tokens)
+
+    def most(self, sequence: Sequence) -> int:
+        """Return how many positions of a sequence may come from a cache. At least one is always left to compute."""
+        most = min(len(sequence.prompt), sequence.length - 1)
+        return most - most % self.block_size if self.whole else most
 
     def find_full(self, sequence: Sequence, draws_first: bool = False) -> PrefixHit:
         """The longest known prefix in whole blocks: for a sequence whose prompt is computed elsewhere. It may be all of
@@ -277,7 +283,7 @@ class PrefixCache:
         keys = self.keys_of(sequence).all
         for index in range(start // size, min(end, length) // size):
             self.add(keys[index], sequence.blocks[index])
-        if end >= length and length % size:
+        if end >= length and length % size and not self.whole:
             self.add(keys[-1], sequence.blocks[length // size], final=False)
 
     def register_answer(self, sequence: Sequence) -> None:

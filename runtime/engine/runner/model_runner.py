@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.gpu_ops.products.batch_invariance import BatchInvariance
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
@@ -123,8 +124,8 @@ class ModelRunner:
         self.record_prompt_logprobs(plan, hidden, rows.recorded)
         if not plan.drawn:
             return []
-        logits, highest = self.tiles.drawn_logits(plan, hidden)
-        samples = self.sample(rows.drawing, logits, highest)
+        logits, ranked = self.tiles.drawn_logits(plan, hidden)
+        samples = self.sample(rows.drawing, logits, ranked)
         if self.frame_maker is None:
             return samples
         return completed(self.frame_maker, samples, rows.drawing, hidden[self.tiles.tensor(plan.drawn)])
@@ -133,10 +134,10 @@ class ModelRunner:
         """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
         return self.tiles.forward(plan, states)
 
-    def sample(self, spans: Sequential[Span], logits: Tensor, highest: Tensor | None) -> list[Sampled]:
+    def sample(self, spans: Sequential[Span], logits: Tensor, ranked: RankedRows | None) -> list[Sampled]:
         """Sample the tokens that follow the spans and their drafts, from a row of logits for each."""
         drafts = [span.drafts for span in spans]
-        return sample_rows(logits, [span.sequence for span in spans], drafts, highest, self.model.kernels)
+        return sample_rows(logits, [span.sequence for span in spans], drafts, ranked, self.model.kernels)
 
     def keep_states(self, span: Span, hidden: Tensor) -> None:
         """Give a sequence the states of a span's last positions."""

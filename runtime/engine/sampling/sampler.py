@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from pontil.gpu_ops.draws.top_logits import top_logits
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.draws import top_logits as top_logits_by
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.engine.sampling.logit_entries import (
     NO_EDITS,
     LogitEdits,
@@ -43,45 +44,9 @@ from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 
 MASK_64 = (1 << 64) - 1
-# One choice of a sequence; its rows follow each other.
-Run = tuple[Sequence, int]
-NO_DRAFTS: Mapping[Run, abc.Sequence[Draw]] = MappingProxyType({})
 # The rows from which nothing may be drawn, of a batch without masks.
 NOT_DEAD: Mapping[int, str] = MappingProxyType({})
-# A request's id and the choice.
-Owner = tuple[str, int]
-
-
-class StepCounts:
-    """Tokens that one step made, by owner, from the shapes of tensors that stay where they are (A1, A2). Reads no
-    element of any tensor, so counting copies nothing from or to a device."""
-
-    def __init__(self, stated: Iterable[tuple[Owner, Tensor | None, int | None]] = ()) -> None:
-        self.by_owner: dict[Owner, int] = {}
-        for owner, tokens, accepted_count in stated:
-            self.state(owner, tokens, accepted_count)
-
-    @classmethod
-    def of_owners(cls, by_owner: dict[Owner, int]) -> StepCounts:
-        """Return the counts of a batch, which were taken from the shape of one tensor for all owners."""
-        counts = cls()
-        counts.by_owner = by_owner
-        return counts
-
-    def state(self, owner: Owner, tokens: Tensor | None, accepted: int | None = None) -> None:
-        """State an owner's tokens: ids [drawn] or [drawn, codebooks]. The count is the size of the first axis, or the
-        number of `accepted` positions if drafts among them were rejected. None is 0. A second statement for an owner in
-        the same step, for another destination, is about the same tokens and counts once."""
-        count = 0 if tokens is None else tokens.shape[0]
-        self.by_owner.setdefault(owner, count if accepted is None else min(accepted, count))
-
-    def of(self, owner: Owner) -> int:
-        """The owner's count; 0 for one without a statement."""
-        return self.by_owner.get(owner, 0)
-
-    @property
-    def total(self) -> int:
-        return sum(self.by_owner.values())
+COUNTER = struct.Struct("<QQQ")
 
 
 @value(frozen=True, slots=True)
@@ -103,7 +68,7 @@ class Sampled:
 def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
     """A number in [0, 1) with 53 random bits. Where a position has several draws, each but the first is of a `group`
     above 0."""
-    counter = struct.pack("<QQQ", seed & MASK_64, choice, position)
+    counter = COUNTER.pack(seed & MASK_64, choice, position)
     if group > 0:
         counter += struct.pack("<Q", group)
     bits = int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little")
@@ -123,10 +88,6 @@ class Draw:
     guess: int | None = None
 
     @property
-    def run(self) -> Run:
-        return self.sequence, self.choice
-
-    @property
     def number(self) -> float:
         return uniform(self.sequence.params.seed, self.choice, self.position)
 
@@ -135,29 +96,30 @@ def sample_rows(
     logits: Tensor,
     sequences: list[Sequence],
     drafts: abc.Sequence[tuple[int, ...]] | None = None,
-    highest: Tensor | None = None,
+    ranked: RankedRows | None = None,
     kernels: KernelLibrary | None = None,
 ) -> list[Sampled]:
     """Sample from logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for
-    each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest`
-    is the result of `greedy` for them, where it is known. With `kernels` draws are faster, and the same."""
-    return sample_planned(
-        plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1]), logits, highest, kernels
-    )
+    each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `ranked`
+    is what is known of their highest logits. With `kernels` draws are faster, and the same."""
+    plan = plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1])
+    return sample_planned(plan, logits, ranked, kernels)
 
 
 def sample_planned(
-    plan: DrawPlan, logits: Tensor, highest: Tensor | None = None, kernels: KernelLibrary | None = None
+    plan: DrawPlan, logits: Tensor, ranked: RankedRows | None = None, kernels: KernelLibrary | None = None
 ) -> list[Sampled]:
     """Sample as planned: all tokens before those that are drawn are known now."""
     edited_logits, dead = logits, NOT_DEAD
     if plan.edits_logits:
         edits, dead = plan.edits()
         edited_logits = edits.moved(lambda tensor: tensor.to(logits.device)).apply(logits)
-    ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest if edited_logits is logits else None, kernels)
+    highest = ranked.highest if ranked is not None and edited_logits is logits else None
+    ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
     tokens = dict(zip(ordered_draws, ids.tolist(), strict=True))
-    logprobs_of = partial(logprobs_of_draws, logits, tokens=tokens, kernels=kernels)
+    groups = None if ranked is None else ranked.groups
+    logprobs_of = partial(logprobs_of_draws, logits, tokens=tokens, groups=groups, kernels=kernels)
     return plan.results(ordered_draws, ids, tokens, dead, logprobs_of)
 
 
@@ -196,58 +158,64 @@ class DrawPlan:
         is, and as numbers in `tokens`. Those from `dead` rows count as none. `logprobs_of` returns those of
         accepted ones."""
         runs = accepted(self.draws, tokens, dead)
-        counts = counts_of(ordered, drawn, runs).by_owner
-        logprobs = logprobs_of([draw for right in runs.values() for draw in right if draw.sequence.params.shows_logits])
-        draft_counts: Mapping[Run, int] = Counter([draw.run for draw in self.draws if draw.guess is not None])
-        rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0} if dead else {}
+        counts = counts_of(ordered, drawn, runs)
+        showing = [draw for run in runs for draw in run.right if draw.sequence.params.shows_logits]
+        logprobs = logprobs_of(showing) if showing else {}
         token_of = tokens.__getitem__
         return [
             Sampled(
-                *run,
-                list(map(token_of, right)),
-                counts[owner_of(run)],
-                [logprobs[draw] for draw in right if draw in logprobs] if logprobs else [],
-                draft_counts.get(run, 0),
-                None if right else dead[rows[run]],
+                run.first.sequence,
+                run.first.choice,
+                list(map(token_of, run.right)),
+                count,
+                [logprobs[draw] for draw in run.right if draw in logprobs] if logprobs else [],
+                run.drafted,
+                None if run.right else dead[run.first.row],
             )
-            for run, right in runs.items()
+            for run, count in zip(runs, counts, strict=True)
         ]
 
 
 def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]], vocab_size: int) -> DrawPlan:
     """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits, and needs
     only the number of tokens, which may be unknown ones."""
-    slots = [
-        (sequence, ahead, guess)
-        for sequence, draft in zip(sequences, drafts, strict=True)
-        for ahead, guess in enumerate((*draft, None))
-    ]
-    draws = [
-        Draw(row, sequence, choice, sequence.drafting.skipped + sequence.length + ahead, ahead, guess)
-        for row, (sequence, ahead, guess) in enumerate(slots)
-        for choice in sequence.choices
-    ]
-    if not any(
-        sequence.params.edits_logits or sequence.rules.make_guide is not None or sequence.rules.thinking is not None
-        for sequence in sequences
-    ):
+    slots, draws, edits_logits = list[tuple[Sequence, int]](), list[Draw](), False
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        position, choices, rules = sequence.drafting.skipped + sequence.length, sequence.choices, sequence.rules
+        for ahead, guess in enumerate((*draft, None)):
+            for choice in choices:
+                draws.append(Draw(len(slots), sequence, choice, position + ahead, ahead, guess))
+            slots.append((sequence, ahead))
+        if sequence.params.edits_logits or rules.make_guide is not None or rules.thinking is not None:
+            edits_logits = True
+    if not edits_logits:
         return DrawPlan(sequences, drafts, draws, len(slots), False)
-    logit_rows = edited_rows([sequence for sequence, _, _ in slots], vocab_size)
-    edits = counted_edits(logit_rows, [ahead for _, ahead, _ in slots])
+    logit_rows = edited_rows([sequence for sequence, _ in slots], vocab_size)
+    edits = counted_edits(logit_rows, [ahead for _, ahead in slots])
     return DrawPlan(sequences, drafts, draws, len(slots), True, logit_rows, edits)
 
 
-def owner_of(run: Run) -> Owner:
-    sequence, choice = run
-    return sequence.id, choice
+@dataclass(slots=True)
+class AcceptedRun:
+    """The draws of one choice, which follow each other from the `first` on: those that were `right`, and how many
+    tokens were `drafted`."""
+
+    first: Draw
+    right: list[Draw] = field(default_factory=list)
+    drafted: int = 0
 
 
-def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = ()) -> dict[Run, list[Draw]]:
-    """Each run's draws up to the first whose guess was wrong: the token drawn there is valid, and those behind it were
-    computed from a wrong token. Draws from a dead row are dropped."""
-    runs: dict[Run, list[Draw]] = {}
+def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = ()) -> list[AcceptedRun]:
+    """Return each run's draws up to the first whose guess was wrong: the token drawn there is valid, and those behind
+    it were computed from a wrong token. Draws from a dead row are dropped."""
+    runs = list[AcceptedRun]()
     for draw in draws:
-        right = runs.setdefault((draw.sequence, draw.choice), [])
+        if draw.ahead == 0:
+            runs.append(AcceptedRun(draw))
+        run = runs[-1]
+        right = run.right
+        if draw.guess is not None:
+            run.drafted += 1
         if draw.row not in dead and draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
             right.append(draw)
     return runs
@@ -267,13 +235,11 @@ def draw_tokens(
     return certain + random, torch.cat(tokens)
 
 
-def counts_of(draws: list[Draw], tokens: Tensor, runs: Mapping[Run, abc.Sequence[Draw]] = NO_DRAFTS) -> StepCounts:
-    """Count the accepted tokens of each owner. The draws own one position each of the tokens' first axis, in order;
-    those of one owner stand together (A1). Of some runs only the first positions were `accepted`."""
+def counts_of(draws: list[Draw], tokens: Tensor, runs: abc.Sequence[AcceptedRun]) -> list[int]:
+    """Count the accepted tokens of each run: ids [drawn] or [drawn, codebooks] have a position of their first axis for
+    each draw. Reads no element of the tensor, so counting copies nothing from or to a device (A1, A2)."""
     assert tokens.shape[0] == len(draws), "each draw has a position"
-    draw_counts = Counter([(draw.sequence, draw.choice) for draw in draws])
-    accepted_counts = {run: min(count, len(runs[run])) if run in runs else count for run, count in draw_counts.items()}
-    return StepCounts.of_owners({owner_of(run): count for run, count in accepted_counts.items()})
+    return [len(run.right) for run in runs]
 
 
 def pick_highest(logits: Tensor, draws: list[Draw], highest: Tensor | None) -> Tensor:
@@ -292,23 +258,29 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
 
 
 def logprobs_of_draws(
-    logits: Tensor, draws: list[Draw], tokens: dict[Draw, int], kernels: KernelLibrary | None
+    logits: Tensor, draws: list[Draw], tokens: dict[Draw, int], groups: Tensor | None, kernels: KernelLibrary | None
 ) -> dict[Draw, TokenLogprobs]:
     asking = [draw for draw in draws if draw.sequence.params.logprobs is not None]
     named_draws = [draw for draw in asking if draw.sequence.params.logprob_token_ids]
     likely_draws = [draw for draw in asking if not draw.sequence.params.logprob_token_ids]
     logprobs = likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
     stating_draws = [draw for draw in draws if draw.sequence.params.top_logits]
-    return with_top_logits(logprobs, top_logits_of(logits, stating_draws, kernels))
+    return with_top_logits(logprobs, top_logits_of(logits, stating_draws, groups, kernels))
 
 
-def top_logits_of(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | None) -> dict[Draw, bytes]:
+def top_logits_of(
+    logits: Tensor, draws: list[Draw], groups: Tensor | None, kernels: KernelLibrary | None
+) -> dict[Draw, bytes]:
     if not draws:
         return {}
-    some, row = rows_of(logits, draws)
     most = max(draw.sequence.params.top_logits for draw in draws)
-    rows = top_logits(some, most) if kernels is None else top_logits_by(kernels, some, most)
-    return stated(rows.numpy(), draws, row.tolist())
+    if kernels is None:
+        some, row = rows_of(logits, draws)
+        return stated(top_logits(some, most).numpy(), draws, row.tolist())
+    numbers = list(dict.fromkeys([draw.row for draw in draws]))
+    places = {number: place for place, number in enumerate(numbers)}
+    rows = top_logits_by(kernels, logits, numbers, most, groups)
+    return stated(rows.numpy(), draws, [places[draw.row] for draw in draws])
 
 
 def stated(rows: Any, draws: Iterable[Draw], places: Iterable[int]) -> dict[Draw, bytes]:

@@ -30,12 +30,15 @@ class Span:
 
     @property
     def samples(self) -> bool:
-        return self.sequence.draws and self.start + self.count == self.sequence.length + len(self.drafts)
+        sequence = self.sequence
+        return sequence.draws and self.start + self.count == sequence.length + len(self.drafts)
 
     @property
     def ids(self) -> list[int]:
         """The tokens at its positions, the last of them being its drafts; unknown ones as the sequence tells them."""
         sequence, behind = self.sequence, self.start + self.count - len(self.drafts)
+        if self.count == 1 and not self.drafts:
+            return [sequence.token(self.start)]
         if behind <= len(sequence.prompt):
             return sequence.prompt[self.start : behind]
         return [*map(sequence.token, range(self.start, behind)), *self.drafts]
@@ -80,8 +83,14 @@ class Batch:
         return pack(prompt_spans, prompt_rows, False) + pack(generated_spans, generated_rows, True)
 
     def mixed_tiles(self) -> list[Tile]:
-        """Tiles for kernels that are always batch-invariant: all positions together."""
-        return pack(list(self.spans), MIXED_ROWS, False)
+        """Tiles for kernels that are always batch-invariant: all positions together. In each, the rows of an adapter
+        are neighbours: those are multiplied together."""
+        tiles = pack(list(self.spans), MIXED_ROWS, False)
+        return [Tile(False, tuple(sorted(tile.spans, key=adapter_number))) for tile in tiles]
+
+
+def adapter_number(span: Span) -> int:
+    return span.sequence.prefix.adapter.number
 
 
 def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:

@@ -10,15 +10,15 @@ from pontil.runtime.cache.prefix import Key, root_key, some_keys
 
 
 class PromptKeys:
-    """The keys of one prompt: of its full blocks in order, then of the partial one at the end, if there is one. `made`
-    has the first of them."""
+    """The keys of one prompt: of its full blocks in order, then, unless blocks are `whole` ones or none, of the partial
+    one at the end, if there is one. `made` has the first of them."""
 
-    def __init__(self, prompt: list[int], root: Key, block_size: int) -> None:
-        self.prompt, self.root, self.block_size = prompt, root, block_size
+    def __init__(self, prompt: list[int], root: Key, block_size: int, whole: bool = False) -> None:
+        self.prompt, self.root, self.block_size, self.whole = prompt, root, block_size, whole
         self.made: list[Key] = []
 
     def __len__(self) -> int:
-        return -(-len(self.prompt) // self.block_size)
+        return self.full if self.whole else -(-len(self.prompt) // self.block_size)
 
     @property
     def full(self) -> int:
@@ -90,7 +90,7 @@ class SaltedPrefix:
         """A prefix with the same salt and adapter."""
         return SaltedPrefix(self.salt, self.adapter)
 
-    def keys_of(self, prompt: list[int], block_size: int) -> PromptKeys:
+    def keys_of(self, prompt: list[int], block_size: int, whole: bool = False) -> PromptKeys:
         if self.keys is None:
-            self.keys = PromptKeys(prompt, self.root, block_size)
+            self.keys = PromptKeys(prompt, self.root, block_size, whole)
         return self.keys

@@ -157,7 +157,7 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Return whether it lacks one position, and draws no more than one token after it."""
-        return self.remaining == 1 and len(self.choices) == 1
+        return self.remaining == 1 and (self.branch.forked or len(self.choices) == 1)
 
     @property
     def max_length(self) -> int:

@@ -2,7 +2,7 @@
 """The rows of a tile whose final hidden states are wanted, and what for."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,31 +31,35 @@ class TileRows:
 
 
 def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows:
-    ends = ends_of(tile)
-    drawing = [(end, span) for end, span in zip(ends, tile.spans, strict=True) if span.samples]
-    drawn_rows = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
-    recorded_rows = [
-        (end - span.count + position - span.start, span.sequence, position)
-        for end, span in zip(ends, tile.spans, strict=True)
-        for position in unrecorded(span)
-    ]
+    drawing, drawn_rows = list[Span](), list[int]()
+    recorded = list[tuple[int, Sequence, int]]()
+    row = -1
+    for span in tile.spans:
+        row += span.count
+        if span.samples:
+            drawing.append(span)
+            drawn_rows += range(row - len(span.drafts), row + 1)
+        if span.sequence.params.prompt_logprobs is not None:
+            first = row - span.count - span.start
+            recorded += [(first + position, span.sequence, position) for position in unrecorded(span)]
     state_rows = list(states_of(tile)) if keeps_states else []
-    rows = sorted(
-        {*drawn_rows, *(row for row, _, _ in recorded_rows), *(row for _, span_rows in state_rows for row in span_rows)}
-    )
-    places = {row: place for place, row in enumerate(rows)}
-    plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded_rows], [places[row] for row in drawn_rows])
+    others = {row for row, _, _ in recorded}.union(*(span_rows for _, span_rows in state_rows))
+    rows = sorted(others.union(drawn_rows)) if others else drawn_rows
+    places = dict(zip(rows, range(len(rows)), strict=True))
+    recorded_places = [places[row] for row, _, _ in recorded]
     return TileRows(
-        replace(plan, on_device=True) if on_device else plan,
+        plan_of(tile, rows, recorded_places, [places[row] for row in drawn_rows], on_device),
         tile.spans,
-        [span for _, span in drawing],
-        [(sequence, position) for _, sequence, position in recorded_rows],
+        drawing,
+        [(sequence, position) for _, sequence, position in recorded],
         [(span, [places[row] for row in span_rows]) for span, span_rows in state_rows],
     )
 
 
-def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
-    ids = [token for span in tile.spans for token in span.ids]
+def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int], on_device: bool = False) -> TilePlan:
+    ids = list[int]()
+    for span in tile.spans:
+        ids += span.ids
     spans = [
         TileSpan(span.start, span.count, span.sequence.blocks, span.sequence.prefix.adapter.number)
         for span in tile.spans
@@ -64,7 +68,7 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) 
     seeing = next((one for span in tile.spans if (one := span.sequence.streams.media) is not None), None)
     if seeing is not None:
         embeddings, media = media_of(tile, seeing)
-    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings, media=media)
+    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings, on_device, media)
 
 
 def media_of(tile: Tile, seeing: MediaInputs) -> tuple[Tensor, MediaRows]:
@@ -79,9 +83,9 @@ def media_of(tile: Tile, seeing: MediaInputs) -> tuple[Tensor, MediaRows]:
 
 def embeddings_of(tile: Tile) -> Tensor | None:
     """The rows of a tile of sequences whose inputs are embeddings: all sequences of such a model have them."""
-    inputs = [(span.sequence.streams.inputs, span) for span in tile.spans]
-    if not inputs or inputs[0][0] is None:
+    if not tile.spans or tile.spans[0].sequence.streams.inputs is None:
         return None
+    inputs = [(span.sequence.streams.inputs, span) for span in tile.spans]
     return torch.cat([rows.rows(span.start, span.count) for rows, span in inputs if rows is not None])
 
 

@@ -4,6 +4,7 @@ tiles in the same order."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from pontil.gpu_ops.kv.attention import (
     PromptAttention,
     PromptSpan,
 )
+from pontil.gpu_ops.kv.states import HybridAttention, StateSpan, TileStates
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance, measure, same_on_one_thread
 from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
@@ -40,7 +43,7 @@ class TileRunner:
         assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
         self.model, self.storage = model, storage
         self.device = model.device
-        self.block_size = storage.layout.block_size
+        self.block_size = storage.layout.page_size
         if classes is not None or model.kernels is not None or self.device.type != "cpu":
             self.classes: BatchInvariance = classes or ANY_ROWS
             return
@@ -81,7 +84,8 @@ class TileRunner:
         media = plan.media
         if self.model.kernels is not None:
             angles, deep = (None, None) if media is None else (media.angles, media.deep)
-            tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
+            pool, spans = self.storage.tensor, self.paged(plan.spans)
+            tile = KernelTile(pool, spans, self.model.dtype, angles, self.states(plan))
             return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states, deep)
         positions = plan.positions
         self.model.adapters.rows.choose(adapters_of_rows(plan.spans))
@@ -104,8 +108,8 @@ class TileRunner:
         for start in range(0, len(plan.recorded), HEAD_ROWS):
             yield self.project(hidden[self.tensor(plan.recorded[start : start + HEAD_ROWS])])
 
-    def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits of the drawn rows, and the id of each row's highest one where the model returns it."""
+    def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, RankedRows | None]:
+        """Logits of the drawn rows, and which of them are the highest where the model returns it."""
         drawn_hidden = hidden if len(plan.drawn) == len(plan.rows) else hidden[self.tensor(plan.drawn)]
         if self.model.kernels is not None:
             return self.model.ranked_logits(drawn_hidden)
@@ -126,23 +130,42 @@ class TileRunner:
             parts.append(self.model.logits(torch.nn.functional.pad(part, (0, 0, 0, padding)))[: len(part)])
         return torch.cat(parts)
 
+    def paged(self, spans: Sequence[TileSpan]) -> Sequence[TileSpan]:
+        """The spans with the numbers of their pages in the place of those of their blocks."""
+        layout = self.storage.layout
+        if layout.block_pages == 1:
+            return spans
+        return [replace(span, blocks=layout.pages_of(span.blocks, span.start + span.count)) for span in spans]
+
     def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:
-        owners = [span.blocks for span in plan.spans for _ in range(span.count)]
+        attend = self.heads_attention(plan.generated, self.paged(plan.spans), positions)
+        states = self.states(plan)
+        return attend if states is None else HybridAttention(attend, states)
+
+    def states(self, plan: TilePlan) -> TileStates | None:
+        """The states of the plan's sequences, if the model's layers have such."""
+        if self.storage.states is None:
+            return None
+        spans = [StateSpan(span.start, span.count, span.blocks) for span in plan.spans]
+        return TileStates(self.storage.states, self.storage.layout.block_size, spans)
+
+    def heads_attention(self, generated: bool, spans: Sequence[TileSpan], positions: list[int]) -> PagedAttention:
+        owners = [span.blocks for span in spans for _ in range(span.count)]
         blocks = self.tensor([owner[p // self.block_size] for owner, p in zip(owners, positions, strict=True)])
         offsets = self.tensor([p % self.block_size for p in positions])
-        if not plan.generated:
-            return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(plan))
+        if not generated:
+            return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(spans))
         strips = max(positions) // KEY_STRIP + 1
         tables = torch.stack([self.table(owner, strips, KEY_STRIP) for owner in owners])
         return GeneratedAttention(self.storage.tensor, blocks, offsets, tables, self.tensor([p + 1 for p in positions]))
 
-    def prompt_spans(self, plan: TilePlan) -> list[PromptSpan]:
-        spans: list[PromptSpan] = []
+    def prompt_spans(self, spans: Sequence[TileSpan]) -> list[PromptSpan]:
+        prompts: list[PromptSpan] = []
         row = 0
-        for span in plan.spans:
-            spans.append(self.prompt_span(row, span))
+        for span in spans:
+            prompts.append(self.prompt_span(row, span))
             row += span.count
-        return spans
+        return prompts
 
     def prompt_span(self, row: int, span: TileSpan) -> PromptSpan:
         chunks = (span.start + span.count - 1) // KEY_CHUNK + 1

@@ -10,7 +10,14 @@ from dataclasses import asdict
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import MOST, MOST_LAYERS, short
-from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig, RopeScaling, RoutingConfig
+from pontil.runtime.models.config import (
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RopeScaling,
+    RoutingConfig,
+)
 
 # The largest that each size can be, some times what any model has: tables are made for all positions, and names for all
 # experts of all layers.
@@ -50,6 +57,7 @@ def checked(config: ModelConfig) -> ModelConfig:
     check_scaling(config.rope_scaling)
     check_experts(config.experts, config.num_layers)
     check_latent(config.latent)
+    check_recurrent(config.recurrent, config.num_layers)
     return config
 
 
@@ -82,6 +90,17 @@ def check_latent(latent: LatentConfig | None) -> None:
     for name, size in {} if latent is None else asdict(latent).items():
         if size is not None:
             check_size(f"the {name} of the model's latent attention", size, SIZES["head_dim"])
+
+
+def check_recurrent(recurrent: RecurrentConfig | None, layers: int) -> None:
+    if recurrent is None:
+        return
+    for name in ("key_heads", "value_heads", "key_dim", "value_dim", "width"):
+        check_size(f"the {name} of the model's recurrent layers", getattr(recurrent, name), SIZES["head_dim"])
+    if recurrent.value_heads % recurrent.key_heads:
+        raise ModelError(f"{recurrent.value_heads} value heads cannot share {recurrent.key_heads} key heads evenly")
+    if len(recurrent.layers) == layers:
+        raise ModelError("the model has recurrent layers only: this version runs models with attention among them")
 
 
 BOUNDS = {

@@ -10,7 +10,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
-from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
+from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig, RecurrentConfig
 
 ROPE_FACTORS = "model.rope_factors"
 
@@ -30,13 +30,30 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
-    shapes = attention_shapes(config) if config.latent is None else latent_shapes(config, config.latent)
-    attention = {f"self_attn.{name}": shape for name, shape in shapes.items()}
+    attention = mixer_shapes(config, layer)
     if config.experts is not None and config.is_sparse(layer):
         mlp = expert_shapes(config.experts, config.hidden_size)
     else:
         mlp = mlp_shapes(config.hidden_size, config.intermediate_size)
     return norm_shapes(config) | attention | {f"mlp.{name}": shape for name, shape in mlp.items()}
+
+
+def mixer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    if config.recurrent is not None and config.is_recurrent(layer):
+        shapes = recurrent_shapes(config.recurrent, config.hidden_size)
+        return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
+    shapes = attention_shapes(config) if config.latent is None else latent_shapes(config, config.latent)
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+
+
+def recurrent_shapes(config: RecurrentConfig, hidden: int) -> dict[str, Shape]:
+    values, heads = config.value_heads * config.value_dim, config.value_heads
+    shapes: dict[str, Shape] = {"conv1d.weight": (config.channels, 1, config.width), "dt_bias": (heads,)}
+    shapes |= {"A_log": (heads,), "norm.weight": (config.value_dim,), "out_proj.weight": (hidden, values)}
+    inwards = {"qkvz": config.channels + values, "ba": 2 * heads}
+    if config.kind == "gated_delta":
+        inwards = {"qkv": config.channels, "z": values, "b": heads, "a": heads}
+    return shapes | {f"in_proj_{name}.weight": (size, hidden) for name, size in inwards.items()}
 
 
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -49,7 +66,8 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
 def attention_shapes(config: ModelConfig) -> dict[str, Shape]:
     hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    inwards = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    gated = ARCHITECTURES[config.architecture].gated_heads
+    inwards = {"q_proj": 2 * queries if gated else queries, "k_proj": keys, "v_proj": keys}
     shapes: dict[str, Shape] = {f"{name}.weight": (size, hidden) for name, size in inwards.items()}
     shapes["o_proj.weight"] = (hidden, queries)
     if config.qkv_bias:

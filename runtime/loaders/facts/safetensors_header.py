@@ -9,7 +9,7 @@ from pathlib import Path
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.form_choice import Stored
 
-MOST_BYTES = 100_000_000
+SIZE_BYTES, MOST_BYTES = 8, 100_000_000
 """No header is longer, by the format's own rule."""
 
 
@@ -17,10 +17,19 @@ def header_tensors(path: Path) -> dict[str, Stored]:
     """Return the shape and the type of each tensor. Raises ModelError."""
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
+            size = int.from_bytes(file.read(SIZE_BYTES), "little")
             found = json.loads(file.read(size if size <= MOST_BYTES else 0))
         return {name: stored(one["shape"], one["dtype"]) for name, one in found.items() if name != "__metadata__"}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged or cut off: fetch it again") from error
+
+
+def header_size(path: Path) -> int:
+    """Return the bytes before those of the tensors. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            return SIZE_BYTES + int.from_bytes(file.read(SIZE_BYTES), "little")
+    except OSError as error:
         raise ModelError(f"{path} is damaged or cut off: fetch it again") from error
 
 

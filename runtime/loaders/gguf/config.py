@@ -178,7 +178,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
             qkv_bias=architecture.qkv_bias or BIASES[0] in header.tensors,
             output_bias=BIASES[1] in header.tensors,
             experts=experts(facts, architecture, layers) if architecture.has_experts else None,
-            latent=latent,
+            mixer=latent,
             rotary_dim=latent.rotary_dim if latent else rotated(facts, architecture, head_dim),
             interleaved=bool(architecture.defaults.get("rope_interleave")),
             sinks=architecture.sinks,

@@ -15,6 +15,7 @@ from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.facts.weight_schemes import weight_block, weight_scheme
 from pontil.runtime.loaders.hf.experts import expert_config
+from pontil.runtime.loaders.hf.recurrent import recurrent_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import LatentConfig, ModelConfig
@@ -68,7 +69,7 @@ def text_model(data: dict[str, Any], part: str | None = None) -> dict[str, Any]:
     inner = next((row for row in rows if part in (None, row.name)), None)
     if inner is None:
         return data
-    if data.get("vision_config"):
+    if data.get("vision_config") and not inner.others:
         raise ModelError(
             f"this model reads images too (model_type {found}): this version runs {inner.name} models only"
         )
@@ -116,7 +117,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         qkv_bias=architecture.qkv_bias or biased,
         output_bias=biased and architecture.output_bias and not architecture.qkv_bias,
         experts=expert_config(architecture, data) if architecture.has_experts else None,
-        latent=latent,
+        mixer=latent or recurrent_config(architecture, data),
         rotary_dim=latent.rotary_dim if latent else rotated,
         interleaved=bool(data.get("rope_interleave")),
         weight_block=weight_block(data),

@@ -21,17 +21,25 @@ def expert_config(architecture: Architecture, data: dict[str, Any]) -> ExpertCon
     """Raises ModelError for a missing field, or a way to choose experts that is not known."""
     count = integer(data, next((name for name in COUNTS if data.get(name) is not None), COUNTS[-1]))
     size = integer(data, architecture.expert_size)
-    shared = integer(data, "n_shared_experts", 0)
     return ExpertConfig(
         count=count,
         per_token=integer(data, "num_experts_per_tok"),
         intermediate_size=size,
         normalize=bool(data.get("norm_topk_prob", False)),
         dense_layers=dense_layers(data),
-        shared=SharedExpertConfig("shared_experts", shared * size) if shared else None,
+        shared=shared_expert(data, size),
         routing=routing_config(data),
         clamp=clamp(data),
     )
+
+
+def shared_expert(data: dict[str, Any], size: int) -> SharedExpertConfig | None:
+    """The expert of all rows: several of the others' size in one, or one with a size and a gate of its own."""
+    own = integer(data, "shared_expert_intermediate_size", 0)
+    if own:
+        return SharedExpertConfig("shared_expert", own, gated=True)
+    count = integer(data, "n_shared_experts", 0)
+    return SharedExpertConfig("shared_experts", count * size) if count else None
 
 
 def clamp(data: dict[str, Any]) -> tuple[float, float] | None:

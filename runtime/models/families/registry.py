@@ -37,6 +37,8 @@ def build_embedder(config: ModelConfig, weights: Weights, score_rows: int = 0) -
     row = ARCHITECTURES.get(config.architecture)
     if row is None:
         raise unknown_architecture(config.architecture)
+    if config.recurrent is not None:
+        raise ModelError("a model with recurrent layers answers with text only: choose another one to embed or score")
     return decoder_class(row.target)(config, weights, SharedParts(None, [], one_place=True, score_rows=score_rows))
 
 

@@ -17,6 +17,7 @@ from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
@@ -207,18 +208,18 @@ class Decoder(ABC):
         parts = [part(hidden) for part in self.head]
         return self.whole_vocabulary(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
-    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, RankedRows]:
         (head,) = self.fused_heads
-        logits, highest = head(hidden)
+        logits, ranked = head(hidden)
         if self.partition.size == 1:
-            return logits, highest
-        ids = highest.unsqueeze(1)
+            return logits, ranked
+        ids = ranked.highest.unsqueeze(1)
         tops = self.communicator.gather_columns(logits.gather(1, ids))
         offset = self.partition.vocabulary(self.config.vocab_size).start
         ids = self.communicator.gather_columns(ids + offset)
         # Of equal ones the lowest id.
         ids = ids.where(tops == tops.amax(1, keepdim=True), self.config.vocab_size)
-        return self.whole_vocabulary(logits), ids.amin(1)
+        return self.whole_vocabulary(logits), RankedRows(ids.amin(1))
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
         """Join the ranks' parts of the vocabulary. The last part may be smaller than the others."""

@@ -15,6 +15,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.decoder import Decoder
@@ -98,5 +99,5 @@ class DraftLayer:
             return self.layer.logits(hidden)
         return torch.cat([part(self.layer.norm(hidden)) for part in self.head], dim=-1)
 
-    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, RankedRows]:
         return self.layer.ranked_logits(hidden)

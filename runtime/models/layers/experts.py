@@ -12,7 +12,7 @@ from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kernels.weights.structures import NOT_DISPATCHED, OWN_TILES, SHARES
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
-from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings
+from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings, weights_of
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.products.routing import choose_experts
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
@@ -92,14 +92,14 @@ class Experts:
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
                 weights.skip(f"{name}{part}_proj", *shape, bias=config.clamp is not None)
-        self.grouped = None if weights.device.type == "cpu" else self.group()
+        self.grouped = None if weights.device.type == "cpu" else weights.by_torch.experts(self.group())
         self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
     def group(self) -> GroupedExperts:
         """The experts' products together, in their place."""
         experts, self.experts = self.experts, []
         gate_up, down = (
-            [one for one in some if isinstance(one, Linear)]
+            weights_of([one for one in some if isinstance(one, Linear)])
             for some in (
                 [expert.gate_up for expert in experts],
                 [expert.down.product for expert in experts],

@@ -28,7 +28,9 @@ def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool
 
 def head_sizes(config: ModelConfig) -> tuple[int, ...]:
     """The sizes of a head, and of what heads are made from."""
-    latent = config.latent
+    latent, recurrent = config.latent, config.recurrent
+    if recurrent is not None:
+        return (config.head_dim, recurrent.key_dim, recurrent.value_dim)
     if latent is None:
         return (config.head_dim,)
     return (latent.query_rank or 0, latent.rank, latent.key_dim, latent.rotary_dim, latent.value_dim)
@@ -37,6 +39,8 @@ def head_sizes(config: ModelConfig) -> tuple[int, ...]:
 def shared_bytes(config: ModelConfig, parts: int = 1) -> int:
     """The size of the memory through which ranks that compute this model exchange rows, or so many `parts` of each."""
     heads = config.num_heads * (config.head_dim if config.latent is None else config.latent.value_dim)
+    if config.recurrent is not None:
+        heads = max(heads, config.recurrent.value_heads * config.recurrent.value_dim)
     return exchange_bytes(max(config.hidden_size * parts, *config.mlp_sizes, heads), MOST_ROWS)
 
 

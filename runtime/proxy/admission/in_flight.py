@@ -51,7 +51,7 @@ class InFlight:
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
         self.waking = ModelWaking(dispatcher.registry, self.requests, clock, dispatcher.config.first_byte_timeout)
-        self.turn = MessageTurn()
+        self.turn, self.slow_readers = MessageTurn(), SlowReaders(self)
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
             self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
@@ -187,6 +187,8 @@ class InFlight:
         if request.journal is not None:
             request.journal.let_go()
         self.metrics.add_request(request, usage, label)
+        if self.dispatcher.forecast is not None:
+            self.dispatcher.forecast.judge(request)
         self.keep_timeline(request, label, usage)
 
     def keep_timeline(self, request: Request, label: str, usage: Usage) -> None:

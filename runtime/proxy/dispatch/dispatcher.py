@@ -10,6 +10,8 @@ from math import exp
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.balance.fleet_load import AskedWork
+from pontil.runtime.proxy.balance.forecast import forecast_of
 from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
@@ -154,7 +156,8 @@ class Dispatcher:
         self.config, self.incarnation, self.registry, self.metrics = config, incarnation, registry, metrics
         self.clock, self.send, self.give_up = clock, send, give_up
         self.lookup = PrefixLookup(registry, config.routing == "cache")
-        self.recent_work = RecentWork(registry)
+        self.recent_work, self.asked = RecentWork(registry), AskedWork()
+        self.forecast = forecast_of(config.profile)
         self.stranded: dict[str, Request] = {}
         # Requests without an attempt, until their readers take what there is.
         self.suspended: dict[str, Request] = {}
@@ -219,6 +222,8 @@ class Dispatcher:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
         self.flush()
         self.metrics.add_dispatch(request)
+        if self.forecast is not None:
+            self.forecast.expect(request)
         if request.journal is not None:
             # No two attempts of a request have one number, whoever makes them.
             request.journal.note()
@@ -326,9 +331,12 @@ class Dispatcher:
         cached_tokens = 0 if attempts.route is None else attempts.route.prefill.found
         tokens = request.work.load(request)
         load.owe(request.share, prompt_worker, max(0, tokens - cached_tokens))
-        self.recent_work.add(prompt_worker, load.uncomputed, self.clock())
+        now = self.clock()
+        self.recent_work.add(prompt_worker, load.uncomputed, now)
         if tokens and not request.trial:
             self.metrics.routing.add(tokens, cached_tokens)
+            if request.work.group is None and not request.share.gives_way:
+                self.asked.add(now, tokens, load.uncomputed, len(request.unended), request.params.max_tokens)
 
     def unseat(self, request: Request) -> None:
         """Take the request off its workers' loads. A worker that registered anew meanwhile knows nothing of it."""

@@ -218,7 +218,7 @@ class Registry:
 
     def even_share(self, worker: RegisteredWorker) -> float:
         """Return the mean of the recent work of a new worker's equals: it is to take its part, and not all."""
-        equals = [equal.recent for equal in self.of(worker.group).workers if equal.role == worker.role]
+        equals = [one.recent for one in self.of(worker.group).workers if one.role == worker.role and one is not worker]
         return sum(equals) / len(equals) if equals else 0.0
 
     def objection(self, message: Hello) -> str | None:
@@ -251,8 +251,7 @@ class Registry:
             del self.refused[next(iter(self.refused))]
 
     def heartbeat(self, message: Heartbeat) -> dict[str, int] | None:
-        """Take a heartbeat; return the growth of each counter since the last. None for a worker that is not
-        registered."""
+        """Take a heartbeat; return the growth of each counter since the last, None for an unregistered worker."""
         worker = self.workers.get(message.sender)
         if worker is None:
             return None
@@ -285,7 +284,10 @@ class Registry:
         return worker is not None
 
     def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
-        worker.hello = replace(worker.hello, role=self.kept_role(worker, role))
+        before, worker.hello = worker.role, replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
+        if worker.role != before:
+            # Its work until now is of another kind, and counts neither for nor against it.
+            worker.recent = self.even_share(worker)
         worker.leaving = draining
         self.version += 1
 

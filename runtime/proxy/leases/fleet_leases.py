@@ -21,7 +21,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.leases.lease_quota import LeaseQuota
-from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView, check_state
+from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView, check_state, prompt_of
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
@@ -165,7 +165,7 @@ class FleetLeases:
         if wish is not None:
             wish.reason = message.reason
             self.quota.refusals += not wish.must
-        elif view is not None and view.is_moving:
+        elif view is not None and view.is_lost:
             self.close(view, REFUNDED, view.lost, NOT_FOUND)
 
     def ended(self, message: LeaseState, worker: RegisteredWorker) -> None:
@@ -184,10 +184,13 @@ class FleetLeases:
             view = self.see(message, worker)
         if view.worker != message.sender:
             self.order(view, RELEASE)
-            if view.worker is not None:
-                # Another attempt of its request has it: what the first worker held was nobody's.
+            if view.worker is not None and view.target != message.sender:
+                # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
+                # it moved, and the new worker says when it began.
                 view.term = LeaseTerm(message.size, now - message.age, message.seconds)
             view.worker, view.worker_name, view.lost = message.sender, worker.hello.name, None
+        if message.prompt:
+            view.prompt = prompt_of(message)
         view.proxy, view.term.seconds = message.proxy, max(view.term.seconds, message.seconds)
         if view.term.seconds > message.seconds:
             self.order(view, EXTEND)
@@ -230,11 +233,21 @@ class FleetLeases:
     def came(self, message: Hello) -> None:
         """Have a worker that has registered keep the leases again that were lost with an earlier process of its name.
         It hears of them before any request, which might take their blocks."""
-        now = self.clock()
-        for view in [view for view in self.views.values() if view.is_moving and view.worker_name == message.name]:
-            age = max(0.0, now - view.term.began)
-            about = view.id, RESUME, view.term.seconds, view.owner, view.keys, age
-            self.send(LeaseOrder(self.incarnation, message.sender, *about))
+        for view in [view for view in self.views.values() if view.is_lost and view.worker_name == message.name]:
+            self.resume(view, message.sender)
+
+    def resume(self, view: LeaseView, worker: str) -> None:
+        """Have a worker keep a lease, if it has the blocks."""
+        about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
+        self.send(LeaseOrder(self.incarnation, worker, *about, view.prompt.ids, view.prompt.salt, view.prompt.adapter))
+
+    def age(self, view: LeaseView) -> float:
+        return max(0.0, self.clock() - view.term.began)
+
+    def is_moving(self, view: LeaseView) -> bool:
+        """Return whether a lease is on its way to another process, or has to be: a worker that drains serves nobody."""
+        worker = self.registry.workers.get(view.worker or "")
+        return view.is_held and (worker is None or worker.hello.draining)
 
     def lost(self, worker: RegisteredWorker) -> None:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
@@ -249,8 +262,8 @@ class FleetLeases:
         now = self.clock()
         for view in list(self.views.values()):
             if now >= view.term.end:
-                # One that is moving is over as one that was held: its bytes were kept, or it is refunded.
-                self.close(view, REFUNDED if view.is_moving else EXPIRED, view.lost if view.is_moving else now, DIED)
+                # One that is lost is over as one that was held: its bytes were kept, or it is refunded.
+                self.close(view, REFUNDED if view.is_lost else EXPIRED, view.lost if view.is_lost else now, DIED)
             elif view.lost is not None and now - view.lost > self.config.failover_timeout:
                 self.close(view, REFUNDED, view.lost, DIED)
         if self.settles_at is not None and now >= self.settles_at:

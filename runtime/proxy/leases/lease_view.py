@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, LeaseRow
-from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, LeaseTerm
+from pontil.runtime.cache.leases.lease import (
+    EXPIRED,
+    HELD,
+    REFUNDED,
+    RELEASED,
+    UNKNOWN_PROMPT,
+    LeasedPrompt,
+    LeaseTerm,
+)
 from pontil.runtime.cache.prefix import KEY_BYTES
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key, short_keys_of
@@ -21,10 +29,11 @@ MOST_SECONDS, MOST_NAME = 1 << 31, 512
 
 @dataclass(slots=True, eq=False)
 class LeaseView:
-    """A lease of an API key, the `owner`, that the `worker` of this incarnation holds; None: it is moving. Then it was
-    `lost` at that time with the last one, of this `worker_name`, and may be found by its successor. It is billed by the
-    `proxy`. `term` is in readings of this proxy's clock, `since_epoch` the time of its beginning in seconds since 1970.
-    `keys` are those of its blocks, one behind the other; routing knows of them in `pinned`."""
+    """A lease of an API key, the `owner`, that the `worker` of this incarnation holds; None: it was `lost` at that time
+    with the last one, of this `worker_name`, and may be found by its successor. It is billed by the `proxy`, which has
+    the `target` take it from its worker, if one is to. `term` is in readings of this proxy's clock, `since_epoch` the
+    time of its beginning in seconds since 1970. `keys` are those of its blocks, one behind the other; routing knows of
+    them in `pinned`. They are computed from the `prompt`."""
 
     id: str
     owner: str
@@ -35,6 +44,8 @@ class LeaseView:
     term: LeaseTerm
     since_epoch: float
     keys: bytes = field(repr=False)
+    prompt: LeasedPrompt = UNKNOWN_PROMPT
+    target: str | None = None
     lost: float | None = None
     pinned: HeldPrefixes | None = field(default=None, repr=False)
 
@@ -43,7 +54,7 @@ class LeaseView:
         return self.term.state == HELD
 
     @property
-    def is_moving(self) -> bool:
+    def is_lost(self) -> bool:
         return self.is_held and self.worker is None
 
     @property
@@ -91,10 +102,17 @@ class LeaseView:
 
 def check_state(message: LeaseState) -> None:
     """Raise MalformedFrame for what no lease can be."""
-    lengths = max(len(message.lease_id), len(message.owner), len(message.proxy), len(message.reason or ""))
+    names = message.lease_id, message.owner, message.proxy, message.reason or "", message.salt, message.adapter
+    lengths = max(map(len, names))
     if message.state not in STATES or lengths > MOST_NAME or len(message.keys) % KEY_BYTES:
         raise MalformedFrame(f"no lease has the state {message.state!r:.40}, or such names or keys")
     if not 0 <= message.seconds <= MOST_SECONDS or not 0 <= message.size * message.seconds <= MOST_BYTE_SECONDS:
         raise MalformedFrame(f"no lease is of {message.size} bytes for {message.seconds} seconds")
     if message.tokens < 0 or not isfinite(message.age) or not 0.0 <= message.age <= MOST_SECONDS:
         raise MalformedFrame(f"no lease has {message.tokens} tokens, or began {message.age} seconds ago")
+    if message.prompt and not prompt_of(message).has(message.tokens):
+        raise MalformedFrame(f"no prompt of {message.tokens} tokens has {len(message.prompt)} bytes")
+
+
+def prompt_of(message: LeaseState) -> LeasedPrompt:
+    return LeasedPrompt(message.prompt, message.salt, message.adapter)

@@ -16,6 +16,7 @@ from pontil.runtime.proxy.metrics.class_metrics import ClassMetrics
 from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.metrics.lease_collector import LeaseCollector, LeaseSums
+from pontil.runtime.proxy.metrics.load_collector import LoadCollector, LoadFigures
 from pontil.runtime.proxy.metrics.scrape_collector import ReuseCollector, ScrapeCollector
 from pontil.runtime.proxy.requests.prompt_reuse import PromptReuse
 from pontil.runtime.proxy.requests.request import Request
@@ -213,6 +214,10 @@ class Metrics:
     def watch_leases(self, leases: LeaseSums) -> None:
         """Also show the leases on prefixes. Call once."""
         self.registry.register(LeaseCollector(leases))
+
+    def watch_load(self, load: LoadFigures) -> None:
+        """Also show what the load needs, and how wrong its prediction is. Call once."""
+        self.registry.register(LoadCollector(load))
 
     def watch_books(self, ledger: Ledger, log: UsageLog | None, reuse: PromptReuse) -> None:
         """Also show the ledger, the usage log and the reuse of prompts as they are whenever somebody looks. Call

@@ -12,6 +12,8 @@ from prometheus_client.core import GaugeMetricFamily
 from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.requests.request import Request
 
+# Adapters with series of their own; those that come later, with other names, are counted together.
+MOST_ADAPTERS, OTHERS = 256, "(others)"
 # Keys with a class that are remembered: those that sent requests last.
 MOST_KEYS = 1024
 
@@ -28,6 +30,26 @@ class KeyService:
     waiting: int = 0
 
 
+class AdapterMetrics:
+    """The requests of each adapter that have ended, and their tokens, those of prompts and answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "pontil_adapter_requests", "Requests that ended, by their adapter", ["adapter"], registry=registry
+        )
+        self.tokens = Counter(
+            "pontil_adapter_tokens", "Tokens of their prompts and answers, by adapter", ["adapter"], registry=registry
+        )
+        self.names: set[str] = set()
+
+    def add(self, name: str, tokens: int) -> None:
+        if len(self.names) < MOST_ADAPTERS:
+            self.names.add(name)
+        label = name if name in self.names else OTHERS
+        self.requests.labels(label).inc()
+        self.tokens.labels(label).inc(tokens)
+
+
 class ClassMetrics:
     """The requests of each class that have ended, and their tokens, prompts' and answers'; also by key."""
 
@@ -39,6 +61,7 @@ class ClassMetrics:
             "pontil_class_tokens", "Tokens of their prompts and answers, by class", ["class"], registry=registry
         )
         self.by_key: dict[tuple[str, str], KeyService] = {}
+        self.adapters = AdapterMetrics(registry)
         for each in ServiceClass:
             self.requests.labels(each.word)
             self.tokens.labels(each.word)
@@ -48,6 +71,8 @@ class ClassMetrics:
         key = ticket.caller, ticket.service_class.word
         self.requests.labels(key[1]).inc()
         self.tokens.labels(key[1]).inc(tokens)
+        if ticket.adapter is not None:
+            self.adapters.add(ticket.adapter.name, tokens)
         service = self.by_key[key] = self.by_key.pop(key, KeyService(ticket.weight))
         service.share, service.requests, service.tokens = ticket.weight, service.requests + 1, service.tokens + tokens
         while len(self.by_key) > MOST_KEYS:

@@ -74,6 +74,17 @@ MOST_EXCUSED = 64
 NO_ROUTE = "-"
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The seconds that were expected of an attempt as it was sent: to its first token, and for each after it; with the
+    roles of the workers for both (runtime/proxy/balance/forecast.py)."""
+
+    first_token: float
+    per_token: float
+    prompt_role: str
+    answer_role: str
+
+
 @dataclass(slots=True)
 class Attempts:
     """Attempts one after another, by `number`. Before the first and between two of them `phases` is empty. `broken` are
@@ -90,6 +101,8 @@ class Attempts:
     stranded_at: float | None = None
     heard: set[tuple[str, int]] = field(default_factory=set)
     sources: dict[tuple[str, int], TokenSource] = field(default_factory=dict)
+    # Of the first one, where times are predicted.
+    expected: Expectation | None = None
 
     def begin(self, route: Route, now: float) -> None:
         self.number += 1

@@ -243,7 +243,13 @@ class ResumableStreams:
         self.forget(journal)
         self.in_flight.hand_over(request)
         journal.record.release()
+        self.books.when_written(partial(self.lose_if_gone, journal.name, request.id))
         return True
+
+    def lose_if_gone(self, name: str, request_id: str) -> None:
+        """Close the row of a stream that was left, if its record has ended before the open row was on the disk."""
+        if self.records is not None and not self.records.path_of(name).exists():
+            self.books.lose_request(request_id)
 
     def hand_over_all(self) -> None:
         """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask for.

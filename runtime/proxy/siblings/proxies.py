@@ -12,6 +12,7 @@ from typing import Any
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.proxy.metrics.pages import MetricsPages
 from pontil.runtime.proxy.siblings.leases import Siblings
+from pontil.runtime.proxy.siblings.recordings import RecordingExchange
 from pontil.runtime.proxy.siblings.stream_record import StreamRecords
 from pontil.runtime.proxy.siblings.timeline_exchange import TimelineExchange
 from pontil.runtime.proxy.siblings.usage_table import UsageTable
@@ -44,6 +45,7 @@ class Fleet:
         self.records = None if config.resume_folder is None else StreamRecords(Path(config.resume_folder))
         self.pages = None if path is None else MetricsPages(path, config.name, render)
         self.exchange = None if path is None else TimelineExchange(path, config.name, known)
+        self.recordings = None if path is None else RecordingExchange(path, config.name)
         self.mourned: set[str] = set()
 
     def kept(self) -> list[str]:
@@ -61,6 +63,8 @@ class Fleet:
                 self.bury(incarnation, await asyncio.to_thread(self.kept), lose)
             if self.exchange is not None:
                 self.exchange.look()
+            if self.recordings is not None:
+                await self.recordings.look()
             if self.pages is not None:
                 await self.pages.look()
             await asyncio.sleep(LOOK)
@@ -82,6 +86,8 @@ class Fleet:
 
     def close(self, owes: bool = False) -> None:
         """Leave the others. They settle what is open of this proxy if it `owes` rows to the usage log."""
+        if self.recordings is not None:
+            self.recordings.close()
         if self.pages is not None:
             self.pages.close()
         if self.siblings is not None:

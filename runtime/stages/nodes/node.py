@@ -16,11 +16,12 @@ Items = Sequence[NDArray[Any]]
 @dataclass(frozen=True, slots=True)
 class TaskInput:
     """A task: `data` for a node that is given everything at once, and the client's `options`. The first `delivered`
-    outputs are with the client already."""
+    outputs are with the client already. Nothing that is kept of `data` is found by a task with another `cache_salt`."""
 
     data: bytes | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     delivered: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ class StageRun(Work):
             return [
                 NodeTask(
                     sender, worker, request.id, attempt, self.node.name, self.data, dict(self.options), part,
-                    self.outputs, request.share.place(request.ticket.place), deadline,
+                    self.outputs, request.share.place(request.ticket.place), deadline, request.ticket.cache_salt,
                 )
             ]  # fmt: skip
         assert run is not None, "an engine stage serves a run"

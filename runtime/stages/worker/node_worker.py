@@ -72,7 +72,7 @@ class NodeWorker(Workload):
             part = None if message.graph is None else graph_part(message.graph)
             if part is not None:
                 self.check(part)
-            run = self.node.begin(TaskInput(message.data, message.options, message.delivered))
+            run = self.node.begin(TaskInput(message.data, message.options, message.delivered, message.cache_salt))
             partition = self.model.graph.partition(message.node)
             task = OpenTask(self.sockets.incarnation, message, now, run, partition)
             if part is not None:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
+from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 from pontil.runtime.worker.generate.prefill import PrefillSide
@@ -22,7 +23,7 @@ class LoadGauge:
     machine: WorkerResources
     prefill: PrefillSide
     decode: DecodeSide
-    grammars: GrammarManager
+    awaited: tuple[GrammarManager, AdapterLoads]
     engine_counters: WorkerCounters
     stage: WorkerStage
     links: ProxyLinks
@@ -41,7 +42,12 @@ class LoadGauge:
             "kv_transfer_bytes": counts.bytes,
         }
         running = len(scheduler.running) + len(scheduler.parked)
-        waiting = len(scheduler.waiting) + len(scheduler.queues.paused) + len(self.prefill.halves) + len(self.grammars)
+        waiting = (
+            len(scheduler.waiting)
+            + len(scheduler.queues.paused)
+            + len(self.prefill.halves)
+            + sum(len(one) for one in self.awaited)
+        )
         free = self.machine.pool.available
         lost = tuple(self.decode.peers.lost)
         return HeartbeatLoad(running, waiting, free, 0, counters, self.gauges(), self.others(link), lost)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's leases on prefixes: granted as prompts are computed, changed by proxies' orders, and told to proxies."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
-from pontil.runtime.cache.leases.lease import HELD, LeaseTerm, PrefixLease
+from pontil.runtime.cache.leases.lease import HELD, UNKNOWN_PROMPT, LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseBudget, LeaseRefused
 from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -20,34 +21,38 @@ from pontil.runtime.worker.start.assembly import WorkerResources
 
 # No lease is asked for longer: a larger number is damage.
 MOST_SECONDS = 1 << 31
-DRAINS = "its worker drains"
+DRAINS = "its worker drains, and no other one took it"
 # Leases that ended, kept for the next proxy.
 MOST_OWED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class AskedLease:
-    """A lease that a request asks for."""
+    """A lease that a request asks for. One that another worker has held until now began `age` seconds before; None: it
+    begins when it is granted."""
 
     id: str
     owner: str
     seconds: int
     tokens: int
     must: bool
+    age: float | None = None
 
     @classmethod
     def of(cls, request: WorkerRequest) -> "AskedLease":
         """Return the wish of a request, in which any value may be wrong. Raises RequestError."""
         wish = request.submit.lease or {}
         name, owner, seconds = wish.get("id"), wish.get("owner"), wish.get("seconds")
-        tokens, must = wish.get("tokens"), wish.get("must")
+        tokens, must, age = wish.get("tokens"), wish.get("must"), wish.get("age")
         if not (isinstance(name, str) and isinstance(owner, str) and isinstance(must, bool)):
             raise RequestError("the lease lacks a name or an owner")
         if not isinstance(seconds, int) or not 0 < seconds < MOST_SECONDS:
             raise RequestError("the lease is for no number of seconds")
         if not isinstance(tokens, int) or not 0 < tokens <= len(request.submit.prompt):
             raise RequestError("the lease is on no part of the prompt")
-        return cls(name, owner, seconds, tokens, must)
+        if age is not None and not (isinstance(age, float) and isfinite(age) and age >= 0.0):
+            raise RequestError("the lease began at no time")
+        return cls(name, owner, seconds, tokens, must, age)
 
 
 @dataclass(slots=True)
@@ -103,14 +108,27 @@ class PrefixLeases:
         """Grant the leases of prompts that a step has computed to their end. Their blocks cannot have been evicted: no
         other step was scheduled since."""
         for output in outputs if self.asked else ():
-            if output.opens and output.failure is None and output.sequence.id in self.asked:
+            if output.failure is None and output.sequence.id in self.asked:
                 request, wish = self.asked.pop(output.sequence.id)
-                keys = self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)]
-                self.grant(wish, request.proxy, tuple(keys), now, now)
+                keys = tuple(self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)])
+                began = now if wish.age is None else request.arrived - wish.age
+                tokens = request.submit.prompt[: len(keys) * self.book.block_size]
+                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
+                self.grant(wish, request.proxy, keys, LeaseTerm(self.size(keys), began, wish.seconds), now, prompt)
 
-    def grant(self, wish: AskedLease, proxy: str, keys: tuple[Key, ...], began: float, now: float) -> None:
-        term = LeaseTerm(len(keys) * self.book.block_bytes, began, wish.seconds)
-        lease = PrefixLease(wish.id, wish.owner, keys, len(keys) * self.book.block_size, proxy, term)
+    def size(self, keys: Sequence[Key]) -> int:
+        return len(keys) * self.book.block_bytes
+
+    def grant(
+        self,
+        wish: AskedLease,
+        proxy: str,
+        keys: tuple[Key, ...],
+        term: LeaseTerm,
+        now: float,
+        prompt: LeasedPrompt = UNKNOWN_PROMPT,
+    ) -> None:
+        lease = PrefixLease(wish.id, wish.owner, keys, len(keys) * self.book.block_size, proxy, term, prompt)
         try:
             self.book.grant(lease, now)
         except LeaseRefused as error:
@@ -127,21 +145,34 @@ class PrefixLeases:
             self.book.extend(order.lease_id, order.seconds, now)
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
+        elif order.action == REFUND:
+            self.book.refund(order.lease_id, DRAINS, now)
         elif order.action == RESUME and 0 < order.seconds < MOST_SECONDS and order.age >= 0.0:
             keys = tuple(order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES))
             wish = AskedLease(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)
             if keys and order.lease_id not in self.book.leases:
-                self.grant(wish, order.sender, keys, now - order.age, now)
+                term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
+                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter)
+                prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
+                self.grant(wish, order.sender, keys, term, now, prompt)
 
     def tick(self, requests: Container[str], now: float) -> None:
-        """End what is over. A worker that drains serves none of its leases any more."""
+        """End what is over."""
         self.book.expire(now)
         for key in [key for key in self.asked if key not in requests]:
             _, wish = self.asked.pop(key)
             self.book.forgo(wish.id)
+        self.tell(now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no lease is to be moved to another worker before this one ends."""
+        return not self.book.leases
+
+    def give_up(self, now: float) -> None:
+        """Refund the leases of a worker that drains, and whose time for that is over."""
         if self.book.leases and self.links.links and self.links.links[0].hello.draining:
             self.book.refund_all(DRAINS, now)
-        self.tell(now)
 
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""
@@ -156,7 +187,9 @@ class PrefixLeases:
                 self.tell_all(link, now)
             else:
                 for lease in changed:
-                    link.send(self.state_of(lease, link.proxy, now))
+                    link.send(self.state_of(lease, link.proxy, now, new=not lease.told))
+        for lease in changed:
+            lease.told = True
 
     def owe(self, changed: Iterable[PrefixLease]) -> None:
         """Remember the leases that ended and whose proxy is not there to hear of it."""
@@ -178,15 +211,18 @@ class PrefixLeases:
         for lease in leases:
             if lease.proxy not in self.proxies and link.proxy is not None:
                 lease.proxy = link.proxy
-            link.send(self.state_of(lease, link.proxy or "", now))
+            link.send(self.state_of(lease, link.proxy or "", now, new=True))
         link.send(LeasesTold(self.incarnation, link.proxy or "", list(self.book.leases)))
 
-    def state_of(self, lease: PrefixLease, proxy: str, now: float) -> LeaseState:
-        term = lease.term
+    def state_of(self, lease: PrefixLease, proxy: str, now: float, *, new: bool) -> LeaseState:
+        term, prompt = lease.term, lease.prompt if new and lease.term.state == HELD else UNKNOWN_PROMPT
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        return LeaseState(self.incarnation, proxy, *about, max(0.0, until - term.began), term.reason, keys)
+        prompt_fields = prompt.ids, prompt.salt, prompt.adapter
+        return LeaseState(
+            self.incarnation, proxy, *about, max(0.0, until - term.began), term.reason, keys, *prompt_fields
+        )
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

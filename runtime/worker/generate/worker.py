@@ -13,7 +13,8 @@ from pontil.runtime.engine.sequences.sequence import FinishReason, SequenceState
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, LeaseOrder, Message, PrefixRequest, Submit
+from pontil.runtime.wire.messages import SCHEMA, AdapterTable, Cancel, Hello, LeaseOrder, Message, PrefixRequest, Submit
+from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers, Connect, open_transport
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
@@ -22,6 +23,7 @@ from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
 from pontil.runtime.worker.generate.stage import open_stage
+from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters, loads_adapters
 from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.stalled_links import StalledLinks
@@ -97,9 +99,8 @@ class Worker(Workload):
         self.peers_in = sockets.serve_peers()
         link = sockets.connect_proxies(introduction(sockets, machine, self.peers_in.endpoint))
         machine.driver.watch(sockets.poller)
-        self.rounds = machine.rounds
-        sockets.closing.callback(self.rounds.close)
-        sockets.leaving.callback(self.rounds.leave)
+        sockets.closing.callback(machine.rounds.close)
+        sockets.leaving.callback(machine.rounds.leave)
         if tiers := open_tiers(config, machine, sockets.poller.wake, sockets.failures):
             sockets.closing.callback(tiers.close)
         self.transfers = BlockTransfers(sockets, machine, connect)
@@ -130,10 +131,17 @@ class Worker(Workload):
         link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, sockets.poller.wake, sockets.failures)
         sockets.closing.callback(self.grammars.close)
+        self.adapters = WorkerAdapters(
+            sockets.incarnation,
+            link,
+            AdapterLoads(machine.adapters, machine.model_adapters, sockets.poller.wake, sockets.failures),
+            config.adapter_directory,
+        )
+        sockets.closing.callback(self.adapters.loads.close)
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
-            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.stage, link, self.requests,
-            self.leases,
+            machine, self.prefill, self.decode, (self.grammars, self.adapters.loads), self.engine_counters,
+            self.stage, link, self.requests, self.leases,
         )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, link, machine.engine, self.prefill, self.engine_counters, self.cancel
@@ -148,6 +156,8 @@ class Worker(Workload):
                 self.cancel(request, now)
         elif isinstance(message, LeaseOrder):
             self.leases.obey(message, now)
+        elif isinstance(message, AdapterTable):
+            self.adapters.take(message)
         elif isinstance(message, PrefixRequest):
             self.leases.reporters.begin(message.sender)
             return False
@@ -159,6 +169,8 @@ class Worker(Workload):
         self.take_messages(now)
         for request in self.grammars.poll(now):
             self.start(request, now)
+        for request in self.adapters.loads.poll(self.used_adapters):
+            self.begin(request, now)
         self.decode.poll(now)
         while self.decode.going_on:
             self.requests.choices_left(*self.decode.going_on.pop())
@@ -175,7 +187,7 @@ class Worker(Workload):
                 self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
-        self.rounds.hear()
+        self.machine.rounds.hear()
 
     def tick(self, now: float) -> None:
         """Check all deadlines."""
@@ -199,12 +211,12 @@ class Worker(Workload):
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
-        ) and self.stage.is_idle  # fmt: skip
+        ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
         if has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
-        return Outlook(has_work, is_idle, patience, is_awaited=self.rounds.are_due)
+        return Outlook(has_work, is_idle, patience, is_awaited=self.machine.rounds.are_due)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()
@@ -222,7 +234,7 @@ class Worker(Workload):
         self.settle(ended)
 
     def keep_up(self) -> None:
-        self.rounds.keep_up()
+        self.machine.rounds.keep_up()
 
     def settle(self, now: float) -> None:
         """Remove the requests that the two sides have finished, and report those that failed there to the proxy. Send
@@ -237,6 +249,10 @@ class Worker(Workload):
         while self.grammars.failed:
             request, reason, status = self.grammars.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
+        while self.adapters.loads.failed:
+            request, reason, status = self.adapters.loads.failed.pop()
+            self.requests.end(request.key, Failure(reason, status))
+        self.adapters.tick(self.used_adapters)
         self.stage.keep_only(self.requests, now)
         self.leases.reporters.tell()
         self.leases.tick(self.requests, now)
@@ -268,7 +284,19 @@ class Worker(Workload):
             self.start(request, now)
 
     def start(self, request: WorkerRequest, now: float) -> None:
-        """Start a request, for which everything it waited for is here."""
+        """Start a request, unless its adapter is not in memory."""
+        if self.adapters.loads.submit(request):
+            self.begin(request, now)
+
+    def used_adapters(self) -> set[str]:
+        """Return the digests of the adapters of all requests that do not wait for theirs."""
+        loads = self.adapters.loads
+        return {one.submit.adapter for one in self.requests.values() if one not in loads.waiting} | {
+            one.prefix.adapter.digest for some in self.machine.engine.sequences.values() for one in some
+        }
+
+    def begin(self, request: WorkerRequest, now: float) -> None:
+        """Begin to compute a request, for which everything it waited for is here."""
         if request.submit.transfer_id is None:
             self.machine.engine.add(request.sequence, request.known)
         elif request.is_held:
@@ -281,7 +309,7 @@ class Worker(Workload):
     def cancel(self, request: WorkerRequest, now: float, failure: Failure | None = None) -> None:
         """End an attempt in any state; a failure is reported to the proxy."""
         self.requests.end(request.key, failure)
-        if self.grammars.cancel(request):
+        if self.grammars.cancel(request) or self.adapters.loads.cancel(request):
             return
         if request.submit.transfer_id is None:
             self.machine.engine.end(request.key, FinishReason.ABORTED)
@@ -297,6 +325,8 @@ class Worker(Workload):
         if failure is None:
             # A model of several stages has no other proxy.
             self.stage.orphan(now)
+        else:
+            self.leases.give_up(now)
         self.settle(now)
         return len(dropped)
 
@@ -315,7 +345,7 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
         revision=config.revision, version=config.version,
         # Of a release that is served beside another one: computing it takes a while.
         tokenizer_digest=None if config.revision is None else machine.tokenizer.digest,
-        adapters={name: one.digest for name, one in machine.adapters.items()},
+        adapters=dict(machine.adapters.by_name), loads_adapters=loads_adapters(config, machine),
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ class ProxyLink:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
         self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
-        self.takes_times = self.takes_leases = False
+        self.takes_times = self.takes_leases = self.takes_adapters = False
         self.outbox: deque[Message] = deque()
         self.told = ToldCounts()
         self.next_send = 0.0
@@ -152,6 +152,7 @@ class ProxyLink:
                 self.next_send = 0.0
             self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
             self.takes_times, self.takes_leases = message.times, message.leases
+            self.takes_adapters = message.adapters
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role,

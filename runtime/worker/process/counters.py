@@ -27,6 +27,9 @@ class WorkerCounters:
             "drafts": engine.drafts.drafts,
             "draft_tokens": engine.drafted,
             "accepted_draft_tokens": engine.accepted,
+            # Of all proxies, as steps are.
+            "engine_tokens": engine.generated,
+            "engine_prompt_tokens": engine.prompt_computed,
             **told.counters(),
             "results_dropped": self.results_dropped,
             **scheduler.tier.counters(),

@@ -197,10 +197,10 @@ def adapter_of(submit: Submit, machine: WorkerResources) -> UsedAdapter:
     """Return the adapter that a request asks for. Raise RequestError where this worker does not have it."""
     if not submit.adapter:
         return NO_USED_ADAPTER
-    found = next((one for one in machine.adapters.values() if one.digest == submit.adapter), None)
+    found = machine.adapters.by_digest.get(submit.adapter)
     if found is None:
         raise RequestError("this worker does not have the adapter: try again", status=503)
-    return found
+    return found.used
 
 
 def ends_of(params: SamplingParams, machine: WorkerResources) -> tuple[frozenset[int], frozenset[int]]:

@@ -3,7 +3,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -20,9 +19,10 @@ from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.grammar.grammar import GrammarCompiler
+from pontil.runtime.models.adapters import NO_ADAPTERS, ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.reporting import Reporter
@@ -47,7 +47,7 @@ class WorkerResources:
     differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend. `stage` has
     the parts beside the decoder in a model of several stages. `recorder` records the blocks of a pool that outlives
     this process, if it does. `guard` is for the files that have the weights. `rounds` are made with workers that share
-    the model's experts. The model has these `adapters`, by their names."""
+    the model's experts. It knows these `adapters`; the `model_adapters` are those of its model."""
 
     config: ModelConfig
     fingerprint: str
@@ -65,7 +65,8 @@ class WorkerResources:
     recorder: BlockRecorder | None = None
     guard: PackedGuard = field(default_factory=PackedGuard)
     rounds: Rounds = field(default_factory=Rounds)
-    adapters: Mapping[str, UsedAdapter] = field(default_factory=dict)
+    adapters: KnownAdapters = field(default_factory=KnownAdapters)
+    model_adapters: ModelAdapters = NO_ADAPTERS
 
     @property
     def scheduler(self) -> Scheduler:
@@ -132,7 +133,7 @@ def put_together(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
         loaded.kernels, loaded.lent_cores, stage, recorder,
         PackedGuard(loaded.mapped, None if draft is None else draft.mapped, *parts.mapped), rounds,
-        loaded.adapters,
+        loaded.adapters, model.adapters,
     )  # fmt: skip
 
 

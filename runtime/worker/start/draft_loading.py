@@ -9,7 +9,7 @@ import torch
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
-from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype, layout_for
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -23,6 +23,7 @@ from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import AdaptivePolicy
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
@@ -84,20 +85,11 @@ def load_draft_layer(
     shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype) else None
-    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
-    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
+    settings = draft_settings(config, checkpoint, target.dtype, kernels)
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     layer = build_draft_layer(shape, weights, target.model, source.form)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
-    layout = KVLayout(
-        config.block_size,
-        1,
-        shape.num_kv_heads,
-        shape.head_dim,
-        cells,
-        packed=kernels is not None,
-        planes=shape.kv_planes,
-    )
+    layout = layout_for(replace(shape, num_layers=1), config.block_size, cells, packed=kernels is not None)
     number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
     count = source.count_weights()
     return LoadedDraft(layer, layout, count * number_bytes, count, weights.shelf.mapped)
@@ -108,32 +100,29 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     threads must not share cores. Raises ModelError."""
     checkpoint = for_its_device(config, open_checkpoint(path))
     shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
+    if shape.recurrent is not None:
+        raise ModelError("a model with recurrent layers cannot guess for another: choose another --speculative-model")
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
-    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
-    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
+    settings = draft_settings(config, checkpoint, target.dtype, kernels)
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
-    layout = KVLayout(
-        config.block_size,
-        shape.num_layers,
-        shape.num_kv_heads,
-        shape.head_dim,
-        cells,
-        packed=kernels is not None,
-        planes=shape.kv_planes,
-    )
+    layout = layout_for(shape, config.block_size, cells, packed=kernels is not None)
     number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
     count = count_weights(shape)
     return LoadedDraft(model, layout, count * number_bytes, count, weights.shelf.mapped)
 
 
-def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
-    """Return the quantization of what guesses: the target's, where it is possible."""
+def draft_settings(
+    config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None
+) -> WorkerConfig:
+    """Return the configuration of what guesses: with the target's quantization where it is possible, and without other
+    kernels, which were compared with Triton's for the target's weights only."""
     kept = kernels is not None or config.device != "cpu"
     possible = kept and (config.quantization != "gguf" or checkpoint.has_levels)
-    return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
+    quantization = quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
+    return replace(config, quantization=quantization, weights_memory=config.weights_memory[1:], kernel_backend=())
 
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:

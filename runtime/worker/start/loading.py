@@ -2,7 +2,7 @@
 """Loading of a process's part of the model onto its device: the same for a worker of one process and for each rank."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,30 +20,32 @@ from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.shelf import Shelf
+from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.cache.kept_pool import KeptPool
-from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype, layout_for
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
-from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.adapter import read_adapter
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division, check_shares
+from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division, check_shares, check_states
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
-from pontil.runtime.worker.start.attention_check import check_attention
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.package_check import check_attention, check_limits, check_results
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
 from pontil.runtime.worker.start.stage_model import PartOnDisk, stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
@@ -62,7 +64,7 @@ class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
     `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
     the pool that outlives this process, if one does, and `mapped` the file that has the weights. The model has these
-    `adapters`, by their names."""
+    `adapters`."""
 
     config: ModelConfig
     fingerprint: str
@@ -74,7 +76,7 @@ class ModelPart:
     lent_cores: LentCores | None
     kept: KeptPool | None = None
     mapped: MappedFile | None = None
-    adapters: Mapping[str, UsedAdapter] = field(default_factory=dict)
+    adapters: KnownAdapters = field(default_factory=KnownAdapters)
 
     def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
         """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
@@ -92,6 +94,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
+    check_states(model_config, config.device, config.speculative_tokens > 0)
     if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
     if config.shares_experts:
@@ -103,15 +106,14 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if kernels is not None and lent_cores is not None:
         kernels.borrow(lent_cores)
     config = replace(config, quantization=quantization_of(config, checkpoint, dtype, kernels))
+    others = check_limits(config, TORCH_DTYPES[dtype], device)
     communicator = join(model_config, kernels, device)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
     model = build_model(model_config, weights)
-    layout = KVLayout(
-        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
-        packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
-    )  # fmt: skip
+    check_results(others, weights.by_torch, model_config.vocab_size, device)
+    layout = layout_for(model_config, config.block_size, cells, kernels is not None, config.rank, config.ranks)
     check_attention(config, model_config, layout, device)
-    named = name_of_kernels(device, kernels, config.deterministic, config.attention_backend)
+    named = name_of_kernels(device, kernels, config.deterministic, (config.attention_backend, *others))
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
     if config.row_parallel:
@@ -121,18 +123,29 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped, put_adapters(model, config.adapter_paths),
+        weights.shelf.mapped, put_adapters(model, config),
     )  # fmt: skip
 
 
-def put_adapters(model: Model, paths: Mapping[str, Path]) -> dict[str, UsedAdapter]:
-    """Read adapters and give them to a model, each under its number: the same on all ranks. Raises ModelError."""
-    found: dict[str, UsedAdapter] = {}
-    for number, (name, path) in enumerate(paths.items()):
-        adapter = read_adapter(path)
-        model.adapters.put(number, model.adapters.own(adapter.layers, f"the adapter {name}"))
-        found[name] = UsedAdapter(adapter.digest, number)
-    return found
+def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
+    """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
+    adapter = read_adapter(Path(directory))
+    return adapter.digest, adapters.made(adapter.own(adapters.shapes, source))
+
+
+def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
+    """Read adapters and give them to a model, each under its number: the same on all ranks. Of those that have no room
+    together the last ones are in memory. Raises AdapterError."""
+    known = KnownAdapters(config.adapter_memory)
+    for name, directory in config.adapter_paths.items():
+        digest, made = make_adapter(model.adapters, directory, f"the adapter {name}")
+        known.learn(name, digest, directory)
+        for one in known.room_for(f"the adapter {name}", made.nbytes, ()) or ():
+            model.adapters.remove(one.used.number)
+            one.is_loaded = False
+        made.put(known.by_digest[digest].used.number)
+        known.load(digest, made.nbytes)
+    return known
 
 
 def open_kept(
@@ -160,13 +173,13 @@ def memory_errors(device: str) -> Iterator[None]:
 
 
 def name_of_kernels(
-    device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False, attention: str = AUTO
+    device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False, others: Sequence[str] = ()
 ) -> str:
     """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
-    CPUs, and on GPUs of one kind that are `deterministic` or not alike and have one `attention`."""
+    CPUs, and on GPUs of one kind that are `deterministic` or not alike and have the same `others` in Triton's place."""
     if device.type == "cuda":
-        others = "" if attention in OWN else f" {attention}"
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{DETERMINISTIC if deterministic else ''}{others}"
+        named = "".join(f" {name}" for name in others if name not in OWN)
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{DETERMINISTIC if deterministic else ''}{named}"
     return kernels.name if kernels else TORCH
 
 
@@ -209,7 +222,7 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
-    arithmetic = Arithmetic(config.deterministic, *ways)
+    arithmetic = Arithmetic(config.deterministic, *ways, by_torch=() if device.type == "cpu" else config.kernel_backend)
     return Weights(telling, device, torch_dtype, packing, communicator, checkpoint.config.weight_block, arithmetic)
 
 

@@ -3,6 +3,7 @@
 
 import math
 import struct
+from itertools import product
 from typing import Any
 
 import kernels
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pontil.gpu_ops.draws.top_logits import top_logits, top_there
 from pontil.gpu_ops.kernels.draws import top_logits as top_logits_by
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.weights.matrix import GROUP, pack
 
 VALUES = [0.0, -0.0, 1.5, -2.25, 3e38, math.inf, -math.inf, math.nan, 1e-40]
 
@@ -57,7 +59,27 @@ def test_the_kernels_find_the_same(library: KernelLibrary, vocabulary: int, coun
             values[place] = random.choice(VALUES)
     logits = torch.tensor(values, dtype=torch.float32).view(3, vocabulary)
     expected = [sorted_whole(row, count) for row in logits.tolist()]
-    for padded in (0, 32):
+    for padded, groups in product((0, 32), (None, highest_of_groups(logits))):
         beside = torch.nn.functional.pad(logits, (0, padded), value=1e30)[:, :vocabulary]
-        assert [[tuple(pair) for pair in row] for row in top_logits_by(library, beside, count).tolist()] == expected
-    assert top_logits_by(library, logits[:0], count).shape == (0, count, 2)
+        found = top_logits_by(library, beside, [2, 0], count, groups).tolist()
+        assert [[tuple(pair) for pair in row] for row in found] == [expected[2], expected[0]]
+    assert top_logits_by(library, logits, [], count).shape == (0, count, 2)
+
+
+def highest_of_groups(logits: torch.Tensor) -> torch.Tensor:
+    """Return those of GROUP ids that follow each other, as the head makes them."""
+    clean = torch.nn.functional.pad(logits.nan_to_num(-math.inf, math.inf, -math.inf), (0, -logits.shape[1] % GROUP))
+    clean[:, logits.shape[1] :] = -math.inf
+    return clean.view(len(logits), -1, GROUP).amax(-1)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 32, 97, 800])
+def test_the_head_knows_the_highest_logits_of_groups(library: KernelLibrary, vocabulary: int) -> None:
+    """Also where a row has NaN, of which no logit may be hidden."""
+    weight = torch.randn(vocabulary, 64, generator=torch.Generator().manual_seed(vocabulary))
+    weight[vocabulary // 2] = math.nan
+    logits, ranked = library.head(pack(weight), torch.ones(3, 64), None, 1e-6)
+    assert ranked.groups is not None and logits.isnan().any()
+    assert torch.equal(ranked.groups, highest_of_groups(logits))
+    by_groups = top_logits_by(library, logits, range(3), 8, ranked.groups)
+    assert torch.equal(by_groups, top_logits(logits, 8))

@@ -47,7 +47,9 @@ static void check_linear(Context* const (&contexts)[2], int kind, int outputs, i
     const Reals x = random_numbers(size_t(ROWS) * inputs), norms = random_numbers(normed ? inputs : 0);
     Reals whole(ROWS * stride), some(ROWS * stride), real;
     std::vector<int64_t> highest(ROWS), again(ROWS);
-    pontil_linear(contexts[0], &weight.matrix, ROWS, x.data(), or_null(norms), 1e-6f, whole.data(), highest.data());
+    Reals tops(ROWS * stride / GROUP);
+    pontil_linear(contexts[0], &weight.matrix, ROWS, x.data(), or_null(norms), 1e-6f, whole.data(), highest.data(),
+                  tops.data());
     Numbers expected;
     bool first = true;
     for (int row = 0; row < ROWS; row++) {
@@ -61,6 +63,9 @@ static void check_linear(Context* const (&contexts)[2], int kind, int outputs, i
         const float* here = whole.data() + row * stride;
         real.insert(real.end(), here, here + outputs);
         first = first && highest[row] == std::max_element(here, here + outputs) - here;
+        for (int group = 0; group * GROUP < outputs; group++)
+            first = first && tops[row * stride / GROUP + group] ==
+                                 *std::max_element(here + group * GROUP, here + std::min((group + 1) * GROUP, outputs));
     }
     const char* name[] = {"float32", "bfloat16", "nibbles", "bytes"};
     const double off = error(real, expected, Reals(real.size()));
@@ -72,7 +77,7 @@ static void check_linear(Context* const (&contexts)[2], int kind, int outputs, i
         for (int count : {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15, 16, 32, int(ROWS)}) {
             const int from = (ROWS - count) / 2;
             pontil_linear(context, &weight.matrix, count, x.data() + from * inputs, or_null(norms), 1e-6f, some.data(),
-                          again.data());
+                          again.data(), tops.data());
             check(same_bits(some.data(), whole.data() + from * stride, count * stride) &&
                       std::equal(again.begin(), again.begin() + count, highest.begin() + from),
                   "%s [%d, %d]: the bits of %d rows with %d threads are others", name[kind], outputs, inputs, count,
@@ -225,8 +230,15 @@ static void check_sparse_layer(Context* const (&contexts)[2], int kind) {
 // `order` are all ids, the highest first.
 static void check_top(const float* logits, const std::vector<int>& order) {
     enum { COUNT = 8 };
-    int32_t found[COUNT][2], missing = -1;
-    pontil_top_logits(logits, 0, 1, int(order.size()), COUNT, found[0]);
+    int32_t found[COUNT][2], by_groups[COUNT][2], missing = -1;
+    const int size = int(order.size());
+    Reals tops;
+    for (int id = 0; id < size; id += GROUP)
+        tops.push_back(*std::max_element(logits + id, logits + std::min(id + GROUP, size)));
+    const int32_t first = 0;
+    pontil_top_logits(logits, 0, nullptr, &first, 1, size, COUNT, found[0]);
+    pontil_top_logits(logits, 0, tops.data(), &first, 1, size, COUNT, by_groups[0]);
+    check(!memcmp(found, by_groups, sizeof found), "of %d logits others are the highest by groups", size);
     for (size_t i = 0; i < COUNT; i++) {
         const bool there = i < order.size();
         const float logit = there ? logits[order[i]] + 0.0f : 0.0f;

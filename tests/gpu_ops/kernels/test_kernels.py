@@ -215,13 +215,14 @@ def test_a_head_norms_and_finds_the_highest(library: KernelLibrary, dtype: torch
     weight[:, 5], x[2] = 1, 0
     x[2, 5] = -1
     matrix = pack(weight)
-    logits, highest = library.head(matrix, x, norm, 1e-6)
+    logits, ranked = library.head(matrix, x, norm, 1e-6)
+    highest = ranked.highest
     expected = rms_norm(x, norm, 1e-6, dtype).double() @ weight.double().T
     torch.testing.assert_close(logits.double(), expected, atol=0.2 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
     assert torch.equal(highest, greedy(logits)) and highest[0] == outputs // 3 and logits[2].max() < 0
     for rows in (1, 2, 13, 40):
         some, top = library.head(matrix, x[:rows], norm, 1e-6)
-        assert torch.equal(some, logits[:rows]) and torch.equal(top, highest[:rows])
+        assert torch.equal(some, logits[:rows]) and torch.equal(top.highest, highest[:rows])
 
 
 def test_sequences_in_one_tile_know_nothing_of_each_other(library: KernelLibrary) -> None:

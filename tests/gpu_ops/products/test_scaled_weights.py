@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from pontil.gpu_ops.products.scaled_weights import Fp4Weights, PackedWeights, ScaledWeights
+from pontil.gpu_ops.products.experts import weights_of
+from pontil.gpu_ops.products.scaled_weights import Fp4Weights, JoinedLinear, PackedWeights, ScaledLinear, ScaledWeights
 
 
 def eights() -> ScaledWeights:
@@ -25,3 +26,19 @@ def test_some_inputs_and_some_outputs(weight: PackedWeights, cut: range) -> None
     whole = weight.dense(torch.float32)
     assert torch.equal(weight.columns(cut).dense(torch.float32), whole[:, cut.start : cut.stop])
     assert torch.equal(weight.rows(range(1, 3)).dense(torch.float32), whole[1:3])
+
+
+def test_products_beside_each_other_are_one() -> None:
+    """In an expert, of which there is one matrix for all, they are the numbers that they stand for."""
+    cpu, x = torch.device("cpu"), torch.randn(3, 96, generator=torch.Generator().manual_seed(3))
+    stored: list[PackedWeights] = [eights(), fours(), eights()]
+    biases = torch.arange(15.0).split(5)
+    parts = [ScaledLinear(one, x.dtype, cpu, bias) for one, bias in zip(stored, biases, strict=True)]
+    joined = JoinedLinear(parts)
+    whole = torch.cat([one.dense(x.dtype) for one in stored])
+    assert (joined.out_features, joined.in_features) == whole.shape
+    torch.testing.assert_close(joined(x), x @ whole.T + torch.arange(15.0))
+    made = weights_of([joined, joined])
+    assert (
+        made.bias is not None and torch.equal(made.numbers[1], whole) and torch.equal(made.bias[0], torch.arange(15.0))
+    )

@@ -25,6 +25,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ADMIN = "sk-alice-0123456789", "bob/0123456789+abc==", "adm-0123456789-adm"
 PAGE = ("/admin/ui", "/admin/ui/page.css")
+ADMINS = ("/admin/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/ping", "/ready", *PAGE)}
 
 
@@ -116,7 +117,9 @@ def test_every_route_but_probes_and_the_page_needs_a_key(shut: ScriptedSite, afa
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
         if method != "HEAD":
             said = refused(answer, 401, "invalid_api_key")
-            assert "Authorization: Bearer KEY" in said and said.startswith("the admin" if "/admin/" in path else "an")
+            assert "Authorization: Bearer KEY" in said and said.startswith(
+                "the admin" if path.startswith(ADMINS) else "an"
+            )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_what_is_no_route_needs_one_too(shut: ScriptedSite, method: str, path: s
 def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, key: str) -> None:  # F5
     for method, path in routes(shut):
         answer = shut.ask(method, path, {} if method == "POST" else None, bearer(key))
-        if path.startswith("/admin/") and path not in PAGE and key != ADMIN and method != "OPTIONS":
+        if path.startswith(ADMINS) and path not in PAGE and key != ADMIN and method != "OPTIONS":
             assert answer.status == 403, path
         else:
             expected = {"POST": (400,), "GET": (200,), "HEAD": (200, 204), "OPTIONS": (204,)}
@@ -367,12 +370,12 @@ def test_the_document_says_who_needs_which_key(shut: ScriptedSite, bare: Scripte
             statuses, needs = set(operation["responses"]), operation["security"]
             if (method.upper(), path) in OPEN or path.startswith("/admin/ui"):
                 assert needs == [] and "401" not in statuses
-            elif path.startswith("/admin/"):
+            elif path.startswith(ADMINS):
                 assert needs == [{"admin": []}] and statuses >= {"401", "403", "429"}
                 assert free["paths"][path][method]["security"] == [{}, {"admin": []}]
             else:
                 assert needs == [{"key": []}, {"admin": []}] and statuses >= {"401", "429"}
-            if not path.startswith("/admin/"):
+            if not path.startswith(ADMINS):
                 unguarded = free["paths"][path][method]
                 assert unguarded["security"] == [] and "401" not in unguarded["responses"]
 

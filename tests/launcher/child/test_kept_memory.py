@@ -13,7 +13,8 @@ from pontil.launcher.child.kept_memory import TRUSTED_AFTER, KeptMemory, may_be_
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.plan.child_plan import plan_ranks
 
-KILLED = ExitCause(0.0, -signal.SIGKILL)
+KILLED, CRASHED = ExitCause(0.0, -signal.SIGKILL), ExitCause(0.0, -signal.SIGSEGV)
+HUNG = ExitCause(0.0, -signal.SIGKILL, complaint="made no step")
 
 
 @pytest.fixture
@@ -30,8 +31,11 @@ def memory() -> Iterator[KeptMemory]:
         (KILLED, False, 0.1, True),
         (KILLED, False, None, True),
         (KILLED, True, TRUSTED_AFTER, True),
-        (KILLED, True, TRUSTED_AFTER - 0.1, False),
+        (KILLED, True, 0.1, True),
         (KILLED, True, None, False),
+        (CRASHED, True, TRUSTED_AFTER, True),
+        (CRASHED, True, TRUSTED_AFTER - 0.1, False),
+        (HUNG, True, TRUSTED_AFTER - 0.1, False),
         (ExitCause(0.0, -signal.SIGSEGV), False, 0.1, True),
         (ExitCause(0.0, -signal.SIGBUS), False, 1000.0, False),
         (ExitCause(0.0, -signal.SIGKILL, starved=True), False, 1000.0, False),
@@ -51,12 +55,26 @@ def test_every_rank_has_files_of_its_own_over_restarts(memory: KeptMemory) -> No
     assert memory.begin() == first
 
 
-def test_a_loop_of_deaths_does_not_have_the_same_memory_twice(memory: KeptMemory) -> None:
+def inodes_of_a_loop(memory: KeptMemory, cause: ExitCause, served: float | None) -> list[list[int]]:
     inodes = []
     for _ in range(4):
         inodes.append([os.fstat(files[0]).st_ino for files in memory.begin()])
-        memory.end(KILLED, 0.1)
+        memory.end(cause, served)
+    return inodes
+
+
+@pytest.mark.parametrize(("cause", "served"), [(CRASHED, 0.1), (KILLED, None)])
+def test_a_loop_of_deaths_does_not_have_the_same_memory_twice(
+    memory: KeptMemory, cause: ExitCause, served: float | None
+) -> None:
+    inodes = inodes_of_a_loop(memory, cause, served)
     assert inodes[0] == inodes[1] != inodes[2] == inodes[3]
+
+
+def test_a_worker_that_others_kill_again_and_again_finds_its_memory(memory: KeptMemory) -> None:
+    """Nothing in the memory sends a signal: what leases promise was gone after the second of two kills in a row."""
+    inodes = inodes_of_a_loop(memory, KILLED, 0.1)
+    assert inodes == inodes[:1] * 4
 
 
 def test_a_worker_starts_without_kept_memory_where_the_system_gives_no_files(

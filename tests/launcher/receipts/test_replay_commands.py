@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes of those who record and replay: one sentence and an exit code, before anything is sent."""
 
+import errno
 import hashlib
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from pontil.launcher.cli import cli
+from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.receipts import record_writer
+from pontil.launcher.receipts.record_writer import RecordFile, RecordLimits, write_record
 from pontil.runtime.receipts.record import RecordedRequest, first_line, last_line
-from pontil.runtime.receipts.signing import ReceiptSigner
+from pontil.runtime.receipts.signing import ReceiptSigner, read_record
 
 SIGNER = ReceiptSigner(b"\x07" * 32)
 
@@ -74,3 +79,23 @@ def test_a_record_replaces_no_file_and_leaves_none(tmp_path: Path, nobody: str) 
     code, text = mistake("record", "-o", str(tmp_path / "new"), "--within", "soon")
     assert code == 2 and text.startswith("--within must be")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+def test_a_disk_that_fills_leaves_no_part_of_a_record(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [*record().splitlines(keepends=True)[:-1]]
+    monkeypatch.setattr(record_writer, "lines_from", lambda *given: iter(lines))
+    limits = RecordLimits(1, 1, 1 << 20, 60.0)
+
+    def full(*given: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(RecordFile if call == "write" else os, call, full)
+        with pytest.raises(LaunchError, match="cannot be written .No space left on device.: it is not there"):
+            write_record("", {}, tmp_path / "new", limits, lambda: None)
+    assert not list(tmp_path.iterdir())
+    assert write_record("", {}, tmp_path / "new", limits, lambda: None).requests == 1
+    assert read_record((tmp_path / "new").read_bytes()).requests

@@ -100,7 +100,7 @@ def test_a_latent_takes_the_bytes_of_one_head() -> None:
     latent = KVLayout(16, 61, 1, 576, "bfloat16", planes=1)
     assert latent.block_bytes == 16 * 61 * 576 * 2 and latent.head_bytes == 16 * 576 * 2
     parts = [replace(latent, rank=rank, ranks=4) for rank in range(4)]
-    assert all(part.block_shape == (61, 1, 1, 16, 576) and part.kv_heads == range(1) for part in parts)
+    assert all(part.page_shape == (61, 1, 1, 16, 576) and part.kv_heads == range(1) for part in parts)
     assert {part.fingerprint() for part in parts} == {latent.fingerprint()}
 
 

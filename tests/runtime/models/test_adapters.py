@@ -19,7 +19,9 @@ from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.tiles.rows import plan_of
-from pontil.runtime.loaders.hf.adapter import read_adapter
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
+from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (70,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -60,7 +62,7 @@ def test_logits_equal_those_of_merged_weights(
     model = read_model(tmp_path, torch.float32, kernels=library if by_kernels else None)
     layers = [random_layers(model, seed) for seed in (1, 2)]
     for number, one in enumerate(layers):
-        model.adapters.put(number, model.adapters.own(one, "a test"))
+        model.adapters.made(one).put(number)
     with torch.inference_mode():
         plain = logits(model, -1)
         torch.testing.assert_close(plain, hugging(torch.tensor([PROMPT])).logits[0], atol=5e-4, rtol=1e-4)
@@ -110,12 +112,30 @@ def test_another_adapter_finds_no_prefix_of_this_one(tmp_path: Path, library: Ke
     assert cached(1, DIGESTS[0]) == 69
 
 
+def test_rows_of_one_adapter_are_neighbours_in_a_tile() -> None:
+    numbers = [1, -1, 0, 1, 0, -1]
+    spans = tuple(Span(adapted(f"{place}", number), place, 1) for place, number in enumerate(numbers))
+    (tile,) = Batch(spans).mixed_tiles()
+    assert [span.sequence.prefix.adapter.number for span in tile.spans] == sorted(numbers)
+    assert [span.start for span in tile.spans] == [1, 5, 2, 4, 0, 3]
+    # Drafts have to be in the first tile, whatever adapter has them.
+    (tile, rest) = Batch((Span(spans[0].sequence, 70, 4, (1, 2, 3)), Span(spans[2].sequence, 0, 600))).mixed_tiles()
+    assert [(span.count, len(span.drafts)) for span in tile.spans] == [(508, 0), (4, 3)] and rest.rows == 92
+
+
+def test_the_names_that_a_launch_checks_are_those_that_may_have_adapters(tmp_path: Path) -> None:
+    for name in DIFFERENT:
+        hugging_model(name, ROUND_SIZES).save_pretrained(tmp_path / name)
+        found = read_model(tmp_path / name).adapters.shapes
+        assert found == adaptable_layers(read_config(tmp_path / name)), name
+
+
 def test_a_layer_that_is_several_here_is_divided(tmp_path: Path) -> None:
     hugging_model("llama", ROUND_SIZES).save_pretrained(tmp_path)
     adapters = read_model(tmp_path).adapters
     gate, up = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up"))
     (outputs, inputs), one = adapters.shapes[gate], LowRank(torch.randn(2, 96), torch.randn(160, 2))
-    own = adapters.own({"model.layers.0.mlp.gate_up_proj": one}, "a test")
+    own = PeftAdapter("", {"model.layers.0.mlp.gate_up_proj": one}).own(adapters.shapes, "a test")
     assert list(own) == [gate, up] and (outputs, inputs) == (80, 96)
     assert torch.equal(torch.cat([own[gate].up, own[up].up]), one.up) and torch.equal(own[up].down, one.down)
 
@@ -135,7 +155,7 @@ def test_an_adapter_that_peft_saved_is_computed_as_peft_merges_it(
     tuned.save_pretrained(tmp_path / "adapter")
     for by_kernels in (False, True):
         model = read_model(tmp_path, torch.float32, kernels=library if by_kernels else None)
-        model.adapters.put(0, model.adapters.own(read_adapter(tmp_path / "adapter").layers, "a test"))
+        model.adapters.made(read_adapter(tmp_path / "adapter").own(model.adapters.shapes, "a test")).put(0)
         with torch.inference_mode():
             found = logits(model, 0)
             expected = tuned(torch.tensor([PROMPT])).logits[0]
@@ -149,7 +169,7 @@ def adapted_model(path: Path, name: str, library: KernelLibrary | None) -> Model
     hugging_model(name, ROUND_SIZES).save_pretrained(path)
     model = read_model(path, torch.bfloat16, kernels=library)
     for number in range(2):
-        model.adapters.put(number, model.adapters.own(random_layers(model, number + 1), "a test"))
+        model.adapters.made(random_layers(model, number + 1)).put(number)
     return model
 
 

@@ -3,7 +3,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -32,6 +32,22 @@ def questions(shared: int = 0) -> Iterator[Asked]:
         yield [*first, *(chance.randrange(100, 1000) for _ in range(PROMPT - shared))], ANSWER
 
 
+def again_and_again() -> Iterator[Asked]:
+    """Yield prompts that come back after others of several times the tokens of a small pool."""
+    prompts = [[100 * number + place for place in range(1, PROMPT + 1)] for number in range(1, 9)]
+    while True:
+        yield from ((prompt, ANSWER) for prompt in prompts)
+
+
+def cached(model: PlannedModel) -> int:
+    """Return how many tokens of such prompts were not computed again."""
+    site = PlannedSite(MIXED, model, 1)
+    report = PlannedTrial(site, PlannedLoad(24, 1), again_and_again()).run()
+    site.close()
+    assert not site.world.failures and all(one.failure is None for one in report.requests)
+    return sum(one.cached_tokens for one in report.requests)
+
+
 def run(model: PlannedModel, topology: PlannedTopology, load: PlannedLoad, shared: int = 0) -> dict[str, Any]:
     site = PlannedSite(topology, model, load.seed)
     report = PlannedTrial(site, load, questions(shared)).run()
@@ -45,6 +61,9 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
 
     def work() -> dict[str, Any]:
         one = run(model, MIXED, PlannedLoad(4, 1))
+        small = planned_model(small_profile(blocks=17))
+        host = replace(model.profile.host, client_request=1.0, client_event=2.0)
+        with_clients = replace(model, cores=2, has_clients=True, profile=replace(model.profile, host=host))
         return {
             "one": one,
             "again": run(model, MIXED, PlannedLoad(4, 1)),
@@ -53,6 +72,10 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
             "cached": run(model, MIXED, PlannedLoad(4, 1), shared=48),
             "killed": [run(model, MIXED_TWO, PlannedLoad(24, 4, kills=role)) for role in (None, "mixed")],
             "killed pair": run(model, PAIR, PlannedLoad(12, 3, kills="prefill")),
+            "two": run(model, MIXED_TWO, PlannedLoad(8, 4)),
+            "two on one core": run(replace(model, cores=1), MIXED_TWO, PlannedLoad(8, 4)),
+            "clients": run(with_clients, MIXED, PlannedLoad(4, 1)),
+            "small": [cached(small), cached(replace(small, tier_blocks=64))],
             "open": run(model, MIXED, PlannedLoad(20, 1, 100.0, 3)),
         }
 
@@ -73,6 +96,13 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
         assert all(one["failure"] is None and one["tokens"] == ANSWER for one in load["requests"])
     whole, killed = told["killed"]
     assert killed["seconds"] > whole["seconds"]
+    # Workers that share a core have half of it each, or a little more where one of them waits.
+    assert 1.5 < told["two on one core"]["seconds"] / told["two"]["seconds"] < 2.2
+    # A client takes 1 ms to send a request and 2 ms to read each event: that of one stream is busy for none of a step.
+    for one, other in zip(told["one"]["requests"], told["clients"]["requests"], strict=True):
+        assert other["arrivals"][0] - other["sent"] == pytest.approx(one["arrivals"][0] - one["sent"] + 0.003, abs=1e-3)
+    # Eight prompts of four blocks in turn do not fit into 16 of them; those that are evicted are in the tier.
+    assert told["small"] == [0, 16 * (PROMPT - 1)]
     # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
     assert told["open"]["busy"]["mixed"] > 0.9
     assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0

@@ -50,14 +50,14 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/timeline/work_times",
     },
     "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
-    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "runtime/engine/sequences"},
+    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/parameters", "runtime/engine/sequences"},
     "runtime/engine/tiles": {
-        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/sequences",
-        "runtime/models",
+        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
+        "runtime/engine/sequences", "runtime/models",
     },
     "runtime/engine/runner": {
-        "gpu_ops/products", "runtime/cache", "runtime/engine/sampling", "runtime/engine/sequences",
-        "runtime/engine/tiles", "runtime/models",
+        "gpu_ops/parameters", "gpu_ops/products", "runtime/cache", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models",
     },
     "runtime/engine/device": {
         "gpu_ops", "gpu_ops/attention_backends", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters",
@@ -113,14 +113,21 @@ ARROWS: dict[str, set[str]] = {
         "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/receipts", "runtime/timeline",
         "runtime/tokenizer", "runtime/wire",
     },
+    # The times of a device, which a proxy reads too: no torch.
+    "runtime/planner/device_profile": set(),
+    "runtime/planner/step_costs": {"runtime/engine/sequences", "runtime/planner/device_profile"},
+    "runtime/proxy/balance": {
+        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "runtime/proxy/routing",
+    },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
     "runtime/proxy/leases": {
         "runtime/accounting", "runtime/cache/leases", "runtime/cache/prefix", "runtime/proxy/fleet",
         "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire",
     },
     "runtime/proxy/dispatch": {
-        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/metrics", "runtime/proxy/requests",
-        "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
+        "runtime/accounting", "runtime/proxy/balance", "runtime/proxy/fleet", "runtime/proxy/metrics",
+        "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
     },
     "runtime/proxy/siblings": {"runtime/proxy/metrics", "runtime/proxy/requests"},
     "runtime/proxy/admission": {
@@ -133,10 +140,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/siblings", "runtime/tokenizer",
     },
     "runtime/proxy": {
-        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/dispatch", "runtime/proxy/fleet",
-        "runtime/proxy/leases", "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/resume",
-        "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer", "runtime/wire",
-        "runtime/wire/links",
+        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/balance", "runtime/proxy/dispatch",
+        "runtime/proxy/fleet", "runtime/proxy/leases", "runtime/proxy/metrics", "runtime/proxy/requests",
+        "runtime/proxy/resume", "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline",
+        "runtime/tokenizer", "runtime/wire", "runtime/wire/links",
     },
     "runtime/stages/runs": {
         "runtime/accounting", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/dispatch",
@@ -173,8 +180,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
-        "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile",
-        "gpu_ops/kernels/weights",
+        "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/draws", "gpu_ops/kernels",
+        "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/products",
         "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
@@ -201,9 +208,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/wire", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
-        "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes",
-        "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer",
-        "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "gpu_ops/parameters", "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine",
+        "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar",
+        "runtime/models", "runtime/receipts", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
@@ -218,11 +226,11 @@ ARROWS: dict[str, set[str]] = {
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
-        "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
-        "runtime/grammar", "runtime/loaders/builtin", "runtime/models", "runtime/probe", "runtime/proxy",
-        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
-        "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
-        "runtime/worker/start",
+        "runtime/cache", "runtime/cache/tier", "runtime/engine/runner", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/loaders/builtin", "runtime/models",
+        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe", "runtime/proxy", "runtime/proxy/requests", "runtime/tokenizer",
+        "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
+        "runtime/worker/links", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/stages/worker": {
         "gpu_ops/kernels",
@@ -306,9 +314,10 @@ ARROWS: dict[str, set[str]] = {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
     "http/vllm": {
-        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
-        "runtime/proxy/admission", "runtime/proxy/requests", "runtime/tokenizer",
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/openai/embeddings", "http/schema", "http/stream", "runtime", "runtime/accounting",
+        "runtime/grammar/processes", "runtime/probe/adapters", "runtime/proxy", "runtime/proxy/admission",
+        "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/routes": {
         "http/access", "http/anthropic", "http/batch", "http/intake", "http/ollama", "http/openai/chat",
@@ -324,7 +333,7 @@ ARROWS: dict[str, set[str]] = {
     "launcher/foundation": set(),
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
-    "launcher/plan": {"launcher/host", "launcher/options", "runtime"},
+    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/planner/device_profile"},
     "launcher/control": {"launcher/options", "launcher/plan"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
@@ -364,9 +373,7 @@ ARROWS: dict[str, set[str]] = {
         "launcher/plan",
     },
     "launcher/tools": set(),
-    "launcher/tools/bench": {
-        "launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options",
-    },
+    "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
     "launcher/tools/chaos": {
         "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
         "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
@@ -376,8 +383,9 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/terminal/status_table", "launcher/options",
     },
     "launcher/tools/planner": {
-        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/options",
-        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/wire/simulated",
+        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
+        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/planner/device_profile",
+        "runtime/planner/step_costs", "runtime/wire/simulated",
     },
     "launcher/tools/disturbances": {
         "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",

@@ -44,6 +44,6 @@ def handed_over(model: Model, prompt: list[int], tokens: int, cells: str = "auto
     (output,) = kv_sender.engine.step()
     assert kv_receiver.engine.park(taken)
     kv_receiver.scheduler.memory.grow(taken, len(prompt))
-    kv_receiver.storage.tensor[taken.blocks] = kv_sender.storage.tensor[given.blocks]
+    kv_receiver.storage.own[taken.blocks] = kv_sender.storage.own[given.blocks]
     kv_receiver.engine.promote(taken, len(prompt), [Known(0, output.ids[:1])])
     return drain(kv_receiver.engine)["a"]

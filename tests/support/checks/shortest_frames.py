@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded wire frames with required fields only, as sent by a process that knows no optional field."""
 
+from adapter_frames import ADAPTER_SHORTEST
 from graph_frames import GRAPH_SHORTEST
 from lease_frames import LEASE_SHORTEST
 from rank_frames import RANK_SHORTEST
@@ -68,4 +69,5 @@ SHORTEST = {
     "prefix_delta": ("84a174ac7072656669785f64656c7461a673656e646572a26434a87265636569766572a27078a66e756d62657207"),
     **TIMES_SHORTEST,
     **LEASE_SHORTEST,
+    **ADAPTER_SHORTEST,
 }

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.runner.runner import Launched, nothing
@@ -46,11 +47,11 @@ class LateRunner(ModelRunner):
         self.last = tuple(one.tokens[-1] if one.tokens else 0 for one in sampled)
         arrived.append(sampled)
 
-    def sample(self, spans: Sequence[Span], logits: Tensor, highest: Tensor | None) -> list[Sampled]:
+    def sample(self, spans: Sequence[Span], logits: Tensor, ranked: RankedRows | None) -> list[Sampled]:
         sequences = [span.sequence for span in spans]
         plan = plan_draws(sequences, [span.drafts for span in spans], logits.shape[1])
         self.drawing += sequences
-        self.planned.append(partial(sample_planned, plan, logits, highest, self.model.kernels))
+        self.planned.append(partial(sample_planned, plan, logits, ranked, self.model.kernels))
         return []
 
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:

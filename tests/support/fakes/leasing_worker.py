@@ -9,9 +9,19 @@ from itertools import islice
 from scripted_site import ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
 
+from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
-from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold, Message, Submit, Welcome
+from pontil.runtime.wire.lease_messages import EXTEND, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.messages import (
+    Failed,
+    LeaseOrder,
+    LeaseState,
+    LeasesTold,
+    Message,
+    RoleChange,
+    Submit,
+    Welcome,
+)
 
 BLOCK, BLOCK_BYTES = 16, 100
 
@@ -26,11 +36,11 @@ class KeptLease:
 
 class LeasingWorker(ScriptedWorker):
     """Worker that grants leases while there is room, and obeys orders. `orders` are those that it got; `remembers` says
-    whether it can resume what an earlier process held."""
+    whether it can resume what an earlier process held, and `pulls` whether it can have a prompt of another worker."""
 
     def ready(self, budget: int) -> "LeasingWorker":
         self.script, self.leases, self.orders = leasing, dict[str, KeptLease](), list[LeaseOrder]()
-        self.budget, self.remembers = budget, True
+        self.budget, self.remembers, self.pulls = budget, True, True
         self.last_prompt: list[int] = []
         self.show_room()
         return self
@@ -49,8 +59,11 @@ class LeasingWorker(ScriptedWorker):
         if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
         keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK), blocks))
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], 0.0, keys=keys)
-        self.leases[state.lease_id] = KeptLease(state, time.monotonic())
+        age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
+        prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter)
+        told = prompt.ids, prompt.salt, prompt.adapter
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
+        self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state
 
@@ -79,14 +92,17 @@ class LeasingWorker(ScriptedWorker):
         elif kept is not None and order.action == EXTEND:
             kept.state = replace(kept.state, seconds=max(kept.state.seconds, order.seconds))
             self.say(self.now(kept))
-        elif kept is not None and order.action == RELEASE:
+        elif kept is not None and order.action in (RELEASE, REFUND):
             del self.leases[order.lease_id]
-            self.say(replace(self.now(kept), state="released", keys=b""))
+            self.say(replace(self.now(kept), state=f"{order.action}ed".replace("ee", "e"), keys=b"", prompt=b""))
         self.show_room()
+
+    def drain(self) -> None:
+        self.say(RoleChange(self.incarnation, self.proxy, self.role, draining=True))
 
     def refund(self, name: str, reason: str) -> None:
         kept = self.leases.pop(name)
-        self.say(replace(self.now(kept), state="refunded", reason=reason, keys=b""))
+        self.say(replace(self.now(kept), state="refunded", reason=reason, keys=b"", prompt=b""))
 
     def now(self, kept: KeptLease) -> LeaseState:
         age = time.monotonic() - kept.began
@@ -96,7 +112,10 @@ class LeasingWorker(ScriptedWorker):
 def leasing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     assert isinstance(worker, LeasingWorker)
     worker.last_prompt = submit.prompt
-    if submit.lease is not None and submit.phase != "decode":
+    if submit.phase == "decode" and not worker.pulls:
+        yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "the handoff failed", 503)
+        return
+    if submit.lease is not None:
         yield worker.grant(submit)
     yield from proper(worker, submit)
 

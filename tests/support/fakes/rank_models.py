@@ -98,8 +98,9 @@ def tile_logits(runner: TileRunner, tile: TilePlan) -> tuple[Tensor, list[int]]:
         hidden = runner.forward(tile)
         if not tile.drawn:
             return torch.zeros(0), []
-        logits, best = runner.drawn_logits(tile, hidden)
-    return torch.cat((logits, hidden), dim=1), (logits.argmax(-1) if best is None else best).tolist()
+        logits, ranked = runner.drawn_logits(tile, hidden)
+    best = logits.argmax(-1) if ranked is None else ranked.highest
+    return torch.cat((logits, hidden), dim=1), best.tolist()
 
 
 def compute_apart(state: dict[str, Any], runs: list[PromptRun], by_kernels: bool) -> tuple[Tensor, list[int]]:

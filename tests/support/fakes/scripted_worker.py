@@ -20,6 +20,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.links.sockets import Poller, WorkerSocket, open_context
 from pontil.runtime.wire.messages import (
     SCHEMA,
+    AdapterTable,
     Cancel,
     Embed,
     Embedding,
@@ -79,6 +80,7 @@ class ScriptedWorker:
         self.embedder = embedder or vector_of
         self.tasks: queue.Queue[NodeTask] = queue.Queue()
         self.computer = computer
+        self.on_adapters: Callable[[AdapterTable], None] = lambda told: None
         self.cancels: queue.Queue[Cancel] = queue.Queue()
         self.refused: str | None = None
         self.wants_prefixes, self.prefix_requests = False, 0
@@ -179,6 +181,8 @@ class ScriptedWorker:
             self.phases[message.request_id] = message.phase
             self.submits.put(message)
             self.active[message.request_id] = self.script(self, message)
+        elif isinstance(message, AdapterTable):
+            self.on_adapters(message)
         elif isinstance(message, Embed):
             self.embeds.put(message)
             self.active[message.request_id] = self.embedder(self, message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions and gated activations."""
+"""Rotary positions, gated activations, and rows that are rounded to floats of 8 bits."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,8 @@ from pontil.gpu_ops import activation as activation_reference
 from pontil.gpu_ops import rotary as rotary_reference
 from pontil.gpu_ops.kv.attention import write_kv
 from pontil.gpu_ops.parameters.rotary import HeadTurn
-from pontil.gpu_ops.triton import activation, rotary
+from pontil.gpu_ops.products import torch_products
+from pontil.gpu_ops.triton import activation, products, rotary
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,29 @@ def gated(name: str, size: int, dtype: torch.dtype, compiled: bool = False) -> K
     )  # fmt: skip
 
 
+def rounded(rows: int, inputs: int, dtype: torch.dtype = torch.bfloat16) -> KernelCase:
+    """Rows of small and large numbers, to the bit: one of zeros, one of a number alone, and one with what is none."""
+
+    def some() -> Tensor:
+        made = drawn(5, rows, inputs) * torch.exp2(8 * drawn(6, rows, 1)) * torch.exp2(4 * drawn(7, rows, inputs))
+        made[0], made[-1, 1:] = 0.0, 0.0
+        made = made.clamp(-6e4, 6e4)
+        made[1, 3] = torch.nan
+        return made.to(dtype)
+
+    def known(made: Tensor, scales: Tensor) -> Results:
+        return made.view(torch.uint8).masked_fill(scales.isnan(), 0), scales
+
+    name = f"rows-rounded-{rows}x{inputs}-{dtype}".replace("torch.", "")
+    return KernelCase(
+        name,
+        lambda device: known(*products.round_rows(some().to(device))),
+        lambda: known(*torch_products.rounded_rows(some())),
+        0,
+        Budget(128),
+    )
+
+
 CASES = [
     turned("whole", (4, 2), 16, 16, torch.float32),
     turned("part", (3, 1), 24, 8, torch.bfloat16, interleaved=True, rows=1),
@@ -109,4 +133,6 @@ CASES = [
     gated("silu", 1100, torch.bfloat16, compiled=True),
     gated("gelu", 72, torch.float32),
     gated("clamped", 72, torch.float32),
+    rounded(4, 4096),
+    rounded(9, 72, torch.float16),
 ]

@@ -96,6 +96,7 @@ COMMON_NAMES = (
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
 NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
+HYBRIDS = ("qwen3_next", "qwen3_5_text")
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
@@ -123,6 +124,7 @@ def read_model(
     device: str = "cpu",
     kernels: KernelLibrary | None = None,
     deterministic: bool = False,
+    by_torch: tuple[str, ...] = (),
 ) -> Model:
     """Read a model as a worker does: on a device with the numbers of its files."""
     checkpoint = open_checkpoint(path)
@@ -132,7 +134,7 @@ def read_model(
         torch.device(device),
         dtype,
         Packing.of(kernels),
-        arithmetic=Arithmetic(deterministic),
+        arithmetic=Arithmetic(deterministic, by_torch=by_torch),
         block=config.weight_block,
     )
     return build_model(config, weights)

@@ -12,6 +12,8 @@ from transformers import (
     GptOssConfig,
     MixtralConfig,
     PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
 )
 
 YARN = {
@@ -27,6 +29,16 @@ GLM_EXPERTS = {
     "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 2,
     "topk_group": 1,
 }  # fmt: skip
+HYBRID: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "initializer_range": 0.1,
+}
+HYBRID_EXPERTS = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "num_experts": 5}
 Sizes = dict[str, Any]
 
 
@@ -37,6 +49,8 @@ def latent(sizes: Sizes, **fields: Any) -> Sizes:
 
 
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
+    "qwen3_next": lambda sizes: Qwen3NextConfig(**(HYBRID_EXPERTS | sizes | HYBRID), num_experts_per_tok=2),
+    "qwen3_5_text": lambda sizes: Qwen3_5TextConfig(**(sizes | HYBRID), tie_word_embeddings=True),
     "mixtral": lambda sizes: MixtralConfig(
         **sizes, num_local_experts=sizes.get("num_experts", 5), num_experts_per_tok=2, sliding_window=65
     ),

@@ -92,18 +92,23 @@ def awq(group: int) -> Encode:
     return encode
 
 
-def order_of(inputs: int, group: int, shuffled: bool) -> list[int]:
+def order_of(inputs: int, group: int, shuffled: bool, seed: int = 5) -> list[int]:
     """The group of each input."""
     order = [j // group for j in range(inputs)]
-    return np.random.default_rng(5).permutation(order).tolist() if shuffled else order
+    return np.random.default_rng(seed).permutation(order).tolist() if shuffled else order
 
 
-def gptq(bits: int, group: int, symmetric: bool, lacking: int = 1, shuffled: bool = False) -> Encode:
-    """`lacking`: less zeros are stored than there are."""
+def gptq(
+    bits: int, group: int, symmetric: bool, lacking: int = 1, shuffled: bool = False, apart: bool = False
+) -> Encode:
+    """`lacking`: less zeros are stored than there are. If they stand `apart`, inputs have an order for each weight."""
+    seed = 5
 
     def encode(weight: Numbers) -> tuple[Tensors, Numbers]:
+        nonlocal seed
         inputs, own = weight.shape[1], group if group > 0 else weight.shape[1]
-        order = order_of(inputs, own, shuffled)
+        seed += apart
+        order = order_of(inputs, own, shuffled, seed)
         levels = levels_of(weight, bits, own, symmetric, order)
         return {
             "qweight": rows_in_words(levels.numbers, bits).T.contiguous(),

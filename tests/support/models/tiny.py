@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pontil.gpu_ops.products.batch_invariance import BatchInvariance
-from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype, layout_for
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.drafts.drafter import Drafter
@@ -90,11 +90,8 @@ def runner_of(model: Model, storage: KVStorage) -> ModelRunner:
 
 
 def layout_of(model: Model, block_size: int = 16, cells: str = "auto") -> KVLayout:
-    shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
-    return KVLayout(
-        block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, choose_kv_dtype(cells, dtype),
-        model.kernels is not None, planes=shape.kv_planes,
-    )  # fmt: skip
+    dtype = "float32" if model.dtype == torch.float32 else "bfloat16"
+    return layout_for(model.config, block_size, choose_kv_dtype(cells, dtype), packed=model.kernels is not None)
 
 
 def draft_model(model: Model, blocks: int = 200, vocab_size: int = VOCAB, caching: bool = True) -> DraftModel:

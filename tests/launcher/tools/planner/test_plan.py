@@ -17,7 +17,7 @@ from virtual_fork import in_virtual_time
 from pontil.launcher.cli import cli
 from pontil.launcher.tools.planner.plan_command import plan, predict
 from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
-from pontil.launcher.tools.planner.profiled_launch import launched, solved, words_of
+from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
 from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
 from pontil.runtime.planner.planned_site import PlannedTopology
@@ -26,6 +26,7 @@ from pontil.runtime.planner.step_costs import StepCosts
 TURNS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n"
 SHORT = ("--prompt-tokens", "32", "--output-tokens", "4")
 LOAD = ("--requests", "12", *SHORT)
+GUESSES = ("--speculative-tokens", "2", "--accepted", "1")
 LIMITS = ("--ttft-limit", "300", "--tpot-limit", "25")
 
 
@@ -39,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 def options(*words: str) -> dict[str, Any]:
     """Return the options of a command line, as the command gets them."""
     with plan.make_context("plan", ["--profile", "-", *words]) as context:
-        return {name: value for name, value in context.params.items() if name not in ("file", "model", "turn_times")}
+        return {name: value for name, value in context.params.items() if name not in ("file", "model", "replay")}
 
 
 def rows_of(given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,6 +67,24 @@ def test_a_prediction_has_the_figures_of_bench_and_never_more_goodput_than_is_of
     assert found["highest_request_rate"] is not None and found["breaks_first"] in ("ttft", "tpot")
     assert found["at_request_rate"] > found["highest_request_rate"] and found["busiest"] == "mixed"
     assert pair[0]["server"] == "1 prefill 1 decode" and set(pair[0]["busy"]) == {"prefill", "decode"}
+
+
+def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"chat={'a' * 20} class=interactive\nnight={'b' * 20} class=batch\n")
+    keys.chmod(0o600)
+
+    def work() -> Any:
+        loads = (("--api-keys", str(keys), "--request-rate", "100", "--requests", "60"), (), GUESSES)
+        return [rows_of(options("--mixed", "1", *LOAD, "--concurrency", "2", *more))[0] for more in loads]
+
+    tenants, plain, guessing = in_virtual_time(work)
+    chat, night = tenants["tenants"]["chat"], tenants["tenants"]["night"]
+    assert chat["requests"] == night["requests"] == 30
+    assert chat["ttft_ms_p99"] < night["ttft_ms_p99"] / 2
+    assert "tenants" not in plain
+    # Of three tokens behind the first two are guessed, all of them right.
+    assert guessing["wall_s"] < plain["wall_s"] and guessing["output_tokens"] == plain["output_tokens"]
 
 
 def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd: pytest.CaptureFixture[str]) -> None:
@@ -111,11 +130,6 @@ def test_what_breaks_first_is_the_limit_that_the_fewest_keep() -> None:
     assert first_to_break(row) == {"breaks_first": "tpot", "at_request_rate": 4.0, "busiest": "decode"}
 
 
-def test_two_loads_tell_the_time_of_a_request_and_of_an_event() -> None:
-    loads = ((4, 64, 4), 64 * (0.003 + 4 * 0.0002)), ((8, 16, 64), 16 * (0.003 + 64 * 0.0002))
-    assert solved(*loads) == pytest.approx((0.003, 0.0002))
-
-
 def test_flags_of_a_launch_are_words_again() -> None:
     given = {"model": "x", "prefix_caching": False, "deterministic": True, "max_num_seqs": None, "mixed": "cpu:0"}
     assert words_of(given) == ["--model", "x", "--no-prefix-caching", "--deterministic", "--mixed", "cpu:0"]
@@ -130,6 +144,10 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--prefill", "1"), "--prefill and --decode go together"),
         (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
         (("--mixed", "1", "--find-rate"), "--find-rate goes by limits"),
+        (("--mixed", "1", "--clients-here"), "--clients-here goes with --cores"),
+        (("--mixed", "1", "--kv-cache-memory", "much"), "must be a size like 2GiB"),
+        (("--mixed", "1", "--kv-cache-memory", "4KiB"), "two of them are more than was given"),
+        (("--mixed", "1", "--kv-tier", "disk:/tmp/x:1GiB"), "the time of a disk is in no profile"),
         (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
     ],
 )

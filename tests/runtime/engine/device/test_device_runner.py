@@ -116,10 +116,7 @@ def test_sections_that_do_not_fit_are_copied_apart() -> None:
     for _ in range(3):
         sent = buffer.send(sections)
         assert [one.tolist() for one in sent] == [one.tolist() for one in sections]
-        assert (
-            sent[0].data_ptr() == buffer.memory.words.data_ptr()
-            and sent[1].data_ptr() == buffer.memory.words[4:].data_ptr()
-        )
+        assert sent[0].data_ptr() == buffer.memory.data_ptr() and sent[1].data_ptr() == buffer.memory[4:].data_ptr()
     assert link.sent == 6
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sampling import sampler
 from pontil.runtime.engine.sampling.sampler import (
+    AcceptedRun,
     Draw,
     Sampled,
-    StepCounts,
     accepted,
     counts_of,
     draw_tokens,
@@ -57,32 +57,35 @@ def test_the_seal_holds(look: Callable[[Tensor], object]) -> None:
         look(sealed(1))
 
 
-@pytest.mark.parametrize(
-    ("shape", "count"), [((5,), 5), ((1,), 1), ((0,), 0), ((5, 3), 5), ((1, 8), 1), ((0, 8), 0), ((3, 0), 3)]
-)
-def test_a_count_is_the_size_of_the_token_axis(shape: tuple[int, ...], count: int) -> None:  # A1
-    counts = StepCounts([(("r", 0), sealed(*shape), None)])
-    assert (counts.of(("r", 0)), counts.total) == (count, count)
-
-
-def test_missing_is_nothing_and_twice_is_once() -> None:  # A2
-    tokens = sealed(4, 2)
-    stated = [(("r", 0), tokens), (("r", 0), tokens), (("r", 1), None), (("s", 0), sealed(0))]
-    counts = StepCounts((owner, some, None) for owner, some in stated)
-    assert [counts.of(owner) for owner in (("r", 0), ("r", 1), ("s", 0), ("nobody", 0))] == [4, 0, 0, 0]
-    assert counts.total == 4
-
-
 def draws() -> list[Draw]:
     """Greedy and drawn ones, mixed, one of them with three choices."""
     one, two, three = sequence("a", [1, 2]), sequence("b", [3], temperature=1.0, n=3), sequence("c", [4])
     return [Draw(0, one, 0, 2), *(Draw(1, two, choice, 1) for choice in range(3)), Draw(2, three, 0, 1)]
 
 
-@pytest.mark.parametrize("codebooks", [(), (4,)])
-def test_drawn_tokens_are_counted_where_they_are(codebooks: tuple[int, ...]) -> None:
-    counts = counts_of(draws(), sealed(5, *codebooks))
-    assert counts.by_owner == {("a", 0): 1, ("b", 0): 1, ("b", 1): 1, ("b", 2): 1, ("c", 0): 1}
+def each_right(draws: list[Draw]) -> list[AcceptedRun]:
+    return accepted(draws, dict.fromkeys(draws, 1))
+
+
+@pytest.mark.parametrize("codebooks", [(), (1,), (4,), (0,)])
+def test_a_count_is_the_size_of_the_token_axis(codebooks: tuple[int, ...]) -> None:  # A1
+    """Five draws by three owners, of which one has three choices: a frame of codebooks is one token."""
+    runs = each_right(draws())
+    assert [(run.first.sequence.id, run.first.choice) for run in runs] == [
+        ("a", 0),
+        ("b", 0),
+        ("b", 1),
+        ("b", 2),
+        ("c", 0),
+    ]
+    assert counts_of(draws(), sealed(5, *codebooks), runs) == [1] * 5
+    with pytest.raises(AssertionError, match="each draw has a position"):
+        counts_of(draws(), sealed(4, *codebooks), runs)
+
+
+def test_nothing_drawn_is_nothing_counted() -> None:  # A2
+    assert counts_of([], sealed(0), accepted([], {})) == []
+    assert counts_of(draws()[:1], sealed(1), accepted(draws()[:1], {}, dead=[0])) == [0]
 
 
 def test_accepted_drafts_are_counted_and_rejected_ones_are_not() -> None:  # A1
@@ -91,9 +94,8 @@ def test_accepted_drafts_are_counted_and_rejected_ones_are_not() -> None:  # A1
     four = [Draw(ahead, one, 0, 2 + ahead, ahead, guess) for ahead, guess in enumerate((7, 8, 9, None))]
     other = Draw(4, two, 0, 1)
     runs = accepted([*four, other], dict(zip([*four, other], (7, 80, 9, 5, 6), strict=True)))
-    assert runs == {(one, 0): four[:2], (two, 0): [other]}
-    assert counts_of([*runs[one, 0], other], sealed(3)).by_owner == {("a", 0): 2, ("b", 0): 1}
-    assert counts_of([*four, other], sealed(5), runs).by_owner == {("a", 0): 2, ("b", 0): 1}, "no index is needed"
+    assert runs == [AcceptedRun(four[0], four[:2], 3), AcceptedRun(other, [other])]
+    assert counts_of([*four, other], sealed(5), runs) == [2, 1], "no index is needed"
     logits = torch.full((5, 50), -1.0)
     logits[torch.arange(5), torch.tensor([7, 80 % 50, 9, 5, 6])] = 1.0
     told = sample_rows(logits, [one, two], [(7, 8, 9), ()])
@@ -104,7 +106,7 @@ def test_the_samplers_own_way_to_the_counts_copies_nothing() -> None:
     """The path from logits to counts; only then are ids read, which the tensor refuses."""
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
     ordered, tokens = draw_tokens(logits, draws())
-    assert counts_of(ordered, tokens.as_subclass(UnindexableTensor)).total == 5
+    assert sum(counts_of(ordered, tokens.as_subclass(UnindexableTensor), each_right(ordered))) == 5
     with pytest.raises(AssertionError, match="tolist"):
         tokens.as_subclass(UnindexableTensor).tolist()
 

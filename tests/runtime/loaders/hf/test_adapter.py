@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import save_file
 from tiny_adapters import CONFIG, write_adapter
 
+from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
-from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.hf.adapter import read_adapter
-from pontil.runtime.models.adapters import AdaptedProduct, ModelAdapters
+from pontil.runtime.errors import AdapterError, ModelError
+from pontil.runtime.loaders.facts.adapter_facts import check_adapter, stored_digest
+from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
+from pontil.runtime.models.adapters import AdaptedProduct
 from pontil.runtime.models.partition import Partition, Split, by_columns
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
@@ -61,8 +64,9 @@ def test_factors_follow_ranks_and_patterns(tmp_path: Path) -> None:
 )
 def test_a_configuration_that_is_not_computed_is_refused(tmp_path: Path, config: dict[str, object], says: str) -> None:
     write_adapter(tmp_path, LAYERS, **config)
-    with pytest.raises(ModelError, match=says):
-        read_adapter(tmp_path)
+    for read in (read_adapter, checked):
+        with pytest.raises(ModelError, match=says):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,37 +94,45 @@ def test_tensors_that_are_no_adapter_are_refused(
     change(tensors)
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(ModelError, match=says):
-        read_adapter(tmp_path)
+    for read in (read_adapter, *((checked,) if says != "finite" else ())):
+        with pytest.raises(ModelError, match=says):
+            read(tmp_path)
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no adapter of PEFT"):
-        read_adapter(tmp_path)
+    def refused(says: str) -> None:
+        for read in (read_adapter, checked):
+            with pytest.raises(AdapterError, match=says):
+                read(tmp_path)
+
+    refused("no adapter of PEFT")
     write_adapter(tmp_path, LAYERS)
+    assert stored_digest(tmp_path) == read_adapter(tmp_path).digest
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(ModelError, match="damaged"):
-        read_adapter(tmp_path)
+    refused("damaged")
+    weights.write_bytes(weights.read_bytes()[:30])
+    refused("damaged")
     for text in ("[" * 100_000, "[]", "{"):
         (tmp_path / "adapter_config.json").write_text(text)
-        with pytest.raises(ModelError, match="save the adapter again"):
-            read_adapter(tmp_path)
+        refused("save the adapter again")
+
+
+def checked(directory: Path) -> None:
+    """Check an adapter as a launch does, before anything is loaded."""
+    check_adapter(directory, tiny.config(), "adapter x")
 
 
 def test_an_adapter_of_another_model_is_refused() -> None:
-    rows = RowAdapters()
-    product = AdaptedProduct(((QUERY, 10),), 6, Split(), Partition(), ProductAdapters(rows, [10]))
-    adapters = ModelAdapters(rows, [product])
     for layers, says in (
         ({DOWN: LAYERS[DOWN]}, "does not have"),
         ({QUERY: LAYERS[DOWN]}, "another base"),
         ({"model.layers.0.mlp.experts.0.up_proj": LAYERS[DOWN]}, "no experts"),
     ):
-        with pytest.raises(ModelError, match=says):
-            adapters.own(layers, "adapter x")
-    with pytest.raises(ModelError, match="on CPUs"):
-        ModelAdapters(rows, ()).own({QUERY: LAYERS[QUERY]}, "adapter x")
+        with pytest.raises(AdapterError, match=says):
+            PeftAdapter("", layers).own({QUERY: (10, 6)}, "adapter x")
+    with pytest.raises(AdapterError, match="on CPUs"):
+        PeftAdapter("", LAYERS).own({}, "adapter x")
 
 
 @pytest.mark.parametrize("split", [Split(outputs=by_columns), Split(inputs=by_columns)], ids=["outputs", "inputs"])
@@ -132,7 +144,9 @@ def test_ranks_have_parts_that_make_the_whole(split: Split) -> None:
         partition = Partition(rank, 2)
         outputs, inputs = split.outputs(partition, 64), split.inputs(partition, 32)
         held = ProductAdapters(rows, [len(outputs)])
-        AdaptedProduct(((QUERY, 64),), 32, split, partition, held).put(0, {QUERY: one})
+        part = AdaptedProduct(((QUERY, 64),), 32, split, partition, held).made({QUERY: one}, Arena())
+        assert part is not None and part.nbytes == one.part(outputs, inputs).nbytes
+        part.put(0)
         made.append(held.add(x[:, inputs.start : inputs.stop], torch.zeros(5, len(outputs))))
     whole = made[0] + made[1] if split.is_partial else torch.cat(made, 1)
     expected = x @ one.down.T @ one.up.T

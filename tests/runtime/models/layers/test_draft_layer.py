@@ -57,8 +57,8 @@ def ours(layer: DraftLayer, ids: Tensor, states: Tensor, cuts: list[int]) -> tup
         hidden = torch.cat(found)
         logits = layer.logits(hidden)
         if layer.kernels is not None:
-            ranked, highest = layer.ranked_logits(hidden)
-            assert torch.equal(ranked, logits) and torch.equal(highest, logits.argmax(-1))
+            again, ranked = layer.ranked_logits(hidden)
+            assert torch.equal(again, logits) and torch.equal(ranked.highest, logits.argmax(-1))
         return hidden, logits
 
 

@@ -25,11 +25,11 @@ def test_parts_are_whole_panels() -> None:
 
 def test_every_size_of_latent_attention_is_whole_panels() -> None:
     latent = LatentConfig(rank=32, query_rank=48, key_dim=16, rotary_dim=16, value_dim=48)
-    one = replace(CONFIG, latent=latent, head_dim=latent.stored_dim, num_kv_heads=1)
+    one = replace(CONFIG, mixer=latent, head_dim=latent.stored_dim, num_kv_heads=1)
     assert kernels_fit(one, torch.float32) and kernels_fit(one, torch.bfloat16, 4)
-    assert kernels_fit(replace(one, latent=replace(latent, query_rank=None)), torch.float32)
+    assert kernels_fit(replace(one, mixer=replace(latent, query_rank=None)), torch.float32)
     for part in ("rank", "query_rank", "key_dim", "rotary_dim", "value_dim"):
-        assert not kernels_fit(replace(one, latent=replace(latent, **{part: 40})), torch.float32)
+        assert not kernels_fit(replace(one, mixer=replace(latent, **{part: 40})), torch.float32)
 
 
 def test_the_shared_memory_holds_the_largest_tile() -> None:
@@ -40,4 +40,4 @@ def test_the_shared_memory_holds_the_largest_tile() -> None:
     assert shared_bytes(replace(CONFIG, num_heads=16)) > shared_bytes(CONFIG)
     assert shared_bytes(CONFIG, 4) == exchange_bytes(4 * CONFIG.hidden_size, MOST_ROWS)
     latent = LatentConfig(rank=256, query_rank=None, key_dim=32, rotary_dim=32, value_dim=96)
-    assert shared_bytes(replace(CONFIG, latent=latent, head_dim=288)) == exchange_bytes(8 * 96, MOST_ROWS)
+    assert shared_bytes(replace(CONFIG, mixer=latent, head_dim=288)) == exchange_bytes(8 * 96, MOST_ROWS)

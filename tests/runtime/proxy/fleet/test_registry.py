@@ -70,7 +70,8 @@ def names(workers: Any) -> list[str]:
         ),
         (
             {"kv_fingerprint": "other"},
-            "has KV layout other but decode:0 has layout: start it with the same version of pontil",
+            "has KV layout other but decode:0 has layout: start it with the same version of pontil, "
+            "and for a hybrid model the same --block-size and as many devices",
         ),
     ],
 )
@@ -81,8 +82,8 @@ def test_what_does_not_fit_the_others_is_refused(change: dict[str, Any], says: s
 
 KERNELS = "the same --kernels and --quantization"
 DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
-    "and --attention-backend as there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic, "
+    "--attention-backend and --kernel-backend as there"
 )
 
 SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
@@ -362,3 +363,15 @@ def test_models_have_workers_of_their_own() -> None:
     made.show([row("decode:0", 11), row("other-mixed:0", 12)])
     assert names(made.show(table)) == ["other-mixed:0"]
     assert made.of("other").is_given_up and not made.generating.is_given_up
+
+
+def test_a_worker_in_another_role_takes_its_part() -> None:
+    """Prompts are more tokens than answers: by what it did before it would be avoided for minutes."""
+    made = registry(ONE, TWO, replace(TWO, sender="i3", name="prefill:1", pid=13))
+    one, two, three = made.workers.values()
+    one.recent, two.recent, three.recent = 300.0, 90_000.0, 80_000.0
+    made.change_role(RoleChange("i2", "proxy", "decode"))
+    assert (two.role, two.recent) == ("decode", 300.0)
+    made.change_role(RoleChange("i2", "proxy", "decode", draining=True))
+    made.change_role(RoleChange("i2", "proxy", "prefill"))
+    assert two.recent == 80_000.0

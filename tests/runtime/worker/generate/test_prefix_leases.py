@@ -2,6 +2,7 @@
 """Leases at a real worker: granted with the step that computes the prompt, kept through floods and kills, and told."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 from kept_places import WorkerPlace
-from workers import ScriptedProxy, greedy, prompt
+from workers import ScriptedProxy, greedy, open_worker, prompt
 
-from pontil.runtime.cache.leases.lease import LeaseTerm, PrefixLease
-from pontil.runtime.wire.lease_messages import EXTEND, RELEASE, RESUME
+from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
+from pontil.runtime.wire.lease_messages import EXTEND, REFUND, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
 
 # Four whole blocks and a part.
@@ -104,7 +105,9 @@ def test_what_must_be_leased_and_finds_no_room_is_refused_before_it_is_computed(
     assert [(one.state, one.reason) for one in place.proxy.leases] == [("refused", said)]
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"tokens": 71}, {"owner": None}, {"must": 1}, {"id": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": 0}, {"tokens": 71}, {"owner": None}, {"must": 1}, {"id": 3}, {"age": -1.0}, {"age": 3}]
+)
 def test_a_lease_that_is_none_is_refused(place: WorkerPlace, wrong: dict[str, Any]) -> None:
     place.start(**ROOM)
     answer = ask(place, "leased", LONG, lease=lease() | wrong)
@@ -166,8 +169,9 @@ def test_a_lease_outlives_a_kill_where_its_blocks_do(place: WorkerPlace) -> None
     place.record()
     place.end()
     place.start(**ROOM)
-    order(place, RESUME, 600, owner="ada", keys=state.keys, age=5.0)
+    order(place, RESUME, 600, owner="ada", keys=state.keys, age=5.0, prompt=state.prompt, salt=state.salt)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
+    assert place.proxy.leases[-1].prompt == state.prompt != b"" and place.proxy.leases[-1].salt == "same"
     assert 5.0 <= place.proxy.leases[-1].age < 5.0 + 60.0
     flood(place, "after")
     assert cached(place, "again") == 64
@@ -185,12 +189,55 @@ def test_a_lease_of_which_blocks_are_lost_is_refused_with_the_figure(place: Work
     assert place.proxy.leases[-1].reason == "only 0 of 64 tokens are here"
 
 
-def test_a_worker_that_drains_refunds_its_leases(place: WorkerPlace) -> None:
+def test_a_worker_that_drains_keeps_its_leases_until_they_have_moved(place: WorkerPlace) -> None:
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease())
     worker.link.turn_to("mixed", draining=True)
+    place.proxy.turn_until(lambda: worker.link.is_known)
+    assert not worker.workload.outlook().is_idle and states(place.proxy) == ["held"]
+    order(place, REFUND)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
-    assert place.proxy.leases[-1].reason == "its worker drains" and not worker.leases.book.pins
+    assert place.proxy.leases[-1].reason == "its worker drains, and no other one took it"
+    assert worker.workload.outlook().is_idle and not worker.leases.book.pins
+
+
+def test_a_worker_that_has_drained_for_too_long_refunds_its_leases(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    worker.assigned_role.take(1, "mixed", 0.0, time.monotonic())
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
+
+
+def test_a_worker_that_only_stops_leaves_its_leases_to_its_successor(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    worker.leave()
+    place.proxy.turn_until(lambda: bool(place.proxy.goodbyes))
+    assert states(place.proxy) == ["held"]
+
+
+def test_a_lease_is_pulled_from_a_worker_that_drains(
+    place: WorkerPlace, proxy: ScriptedProxy, model: Path, tmp_path: Path
+) -> None:
+    """The other worker keeps it from then on, and it began when it did; a new proxy could have it moved again."""
+    holder, other = place.start(**ROOM), open_worker(model, tmp_path, "mixed:1", "mixed", **ROOM)
+    proxy.admit(other)
+    ask(place, "leased", LONG, lease=lease())
+    whole, params = LONG[:64], greedy(2, ignore_eos=True).to_wire()
+    common = {"request_id": "moved", "attempt": 0, "prompt": whole, "sampling": params, "cache_salt": "same"}
+    moved = {"lease": lease(tokens=64, must=True, age=5.0)}
+    proxy.submit_halves(holder, other, common, common | moved)
+    proxy.turn_until(lambda: states(proxy) == ["held", "held"])
+    first, second = proxy.leases
+    assert (second.sender, second.tokens, second.size) == (other.incarnation, 64, first.size)
+    assert 5.0 <= second.age < 5.0 + 60.0 and second.keys == first.keys
+    assert (second.prompt, second.salt, second.adapter) == (first.prompt, "same", "")
+    assert LeasedPrompt(second.prompt).tokens == whole
+    order(place, RELEASE)
+    proxy.turn_until(lambda: states(proxy)[-1] == "released" and "moved" not in other.requests)
+    assert other.decode.counts.bytes > 0 and len(other.leases.book.pins) == 4
+    proxy.submit(other, "behind", LONG, greedy(1), salt="same")
+    assert proxy.finish("behind")[0].frames[0].cached_tokens == 64
 
 
 def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, proxy: ScriptedProxy) -> None:

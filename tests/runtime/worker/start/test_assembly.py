@@ -61,6 +61,9 @@ def test_what_computes_has_a_name_on_every_device(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H20{device.index}")
     assert name_of_kernels(torch.device("cuda:0"), None) == "torch/cuda:NVIDIA H200"
     assert name_of_kernels(torch.device("cuda:0"), None, True) == "torch/cuda:NVIDIA H200 deterministic"
+    others = ("auto", "draws=flashinfer", "products=torch")
+    named = name_of_kernels(torch.device("cuda:0"), None, others=others)
+    assert named == "torch/cuda:NVIDIA H200 draws=flashinfer products=torch"
     assert name_of_kernels(torch.device("cpu"), None) == "torch"
     assert name_of_kernels(torch.device("cpu"), kernels.opened()) == kernels.opened().name
 

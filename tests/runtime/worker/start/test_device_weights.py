@@ -17,7 +17,7 @@ from workers import Silent
 
 from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.products.linear import Linear
-from pontil.gpu_ops.products.scaled_weights import ScaledLinear, StoredHead
+from pontil.gpu_ops.products.scaled_weights import JoinedLinear, ScaledLinear, StoredHead
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -28,6 +28,7 @@ from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.stored_rows import DeviceRows
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.weight_memory import Ranks, weight_memory
+from pontil.runtime.worker.start.draft_loading import draft_settings
 from pontil.runtime.worker.start.loading import for_its_device, quantization_of, read_weights
 
 
@@ -61,6 +62,38 @@ def test_a_directory_with_an_order_of_inputs(there: PretendDevice, tmp_path: Pat
     assert chosen == "none" and not any(stored(model))
     with pytest.raises(ModelError, match="--quantization int8 needs a CPU's kernels"):
         read(there, tmp_path, "int8")
+
+
+def test_orders_of_their_own_in_one_product_take_the_memory_that_a_plan_counts(
+    there: PretendDevice, tmp_path: Path
+) -> None:
+    form = GPTQ | {"bits": 4, "group_size": 32, "desc_act": True}
+    write_quantized(hugging_model("llama", LARGE), tmp_path, form, gptq(4, 32, False, shuffled=True, apart=True))
+    model, _ = read(there, tmp_path, "auto")
+    parts = [len(one.products) if isinstance(one, JoinedLinear) else 1 for one in model.linears]
+    # Queries, keys and values, then outputs, gates and ups, and downs.
+    assert parts == [3, 1, 2, 1] * model.config.num_layers
+    products = [part for one in model.linears for part in (one.products if isinstance(one, JoinedLinear) else [one])]
+    assert all(isinstance(part, ScaledLinear) for part in products)
+    made = [part.on_device for part in products if isinstance(part, Linear)]
+    taken = sum(part.nbytes for one in made for part in (one.numbers, one.scales) if part is not None)
+    shapes = model.config.vocab_size * model.config.hidden_size
+    said = weight_memory(tmp_path, model.config, "gguf", 2, on_host=False).held - 2 * 2 * shapes
+    assert said == pytest.approx(taken - 8 * sum(one.outputs for one in made), rel=0.03)
+
+
+@pytest.mark.parametrize(("device", "others"), [("cpu", ()), ("pretend:0", ("products=torch",))])
+def test_other_kernels_are_for_the_target_on_a_device(
+    there: PretendDevice, tmp_path: Path, device: str, others: tuple[str, ...]
+) -> None:
+    """A draft model's weights are not compared at the start."""
+    write_quantized(hugging_model("llama", LARGE), tmp_path, *FORMS["float8-channel"])
+    config = WorkerConfig("decode:0", "decode", device, (0,), str(tmp_path), "tiny", "", "", quantization="none")
+    config = replace(config, kernel_backend=("products=torch",))
+    checkpoint = open_checkpoint(tmp_path)
+    weights = read_weights(config, checkpoint, torch.device(device), "bfloat16", None, Silent())
+    assert weights.by_torch.names == others
+    assert draft_settings(config, checkpoint, "bfloat16", None).kernel_backend == ()
 
 
 @pytest.mark.parametrize("tied", [True, False])

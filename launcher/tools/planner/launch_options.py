@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `plan` that are those of a launch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pontil.launcher.options.kv_tier_list import MEMORY, TierItem, kv_tiers
+from pontil.runtime.config.readers import size
+
+
+def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return the callback of an option that may be left out and is read as `launch` reads it."""
+
+    def call(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return call
+
+
+def tiers_in_memory(value: str) -> tuple[TierItem, ...]:
+    tiers = kv_tiers(value)
+    if any(tier.kind != MEMORY for tier in tiers):
+        raise ValueError("may be a tier in memory: the time of a disk is in no profile")
+    return tiers
+
+
+LAUNCH_OPTIONS = (
+    click.Option(
+        ["--kv-cache-memory"],
+        callback=read_by(size),
+        metavar="SIZE",
+        help="KV cache of each worker, as for `launch` (default: the profile's).",
+    ),
+    click.Option(
+        ["--kv-tier"],
+        callback=read_by(tiers_in_memory),
+        metavar="memory:SIZE",
+        help="A tier in memory, as for `launch`.",
+    ),
+    click.Option(
+        ["--speculative-tokens"],
+        type=click.IntRange(0, 16),
+        default=0,
+        metavar="COUNT",
+        help="Most tokens guessed at a time, as for `launch`, by what costs nothing.",
+    ),
+    click.Option(
+        ["--accepted"],
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        metavar="SHARE",
+        help="Chance that a guess is right if those before it are.",
+    ),
+    click.Option(
+        ["--api-keys"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="As for `launch`: each request is of the next key, with its class, share and limits.",
+    ),
+)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters that a worker knows, which of them are in memory, and which leave it for others."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
+from pontil.runtime.errors import AdapterError
+
+# Adapters without a name that are still known by their digests: requests of another proxy, or of a worker that died,
+# may come with one.
+MOST_RETIRED = 64
+
+
+@dataclass(slots=True)
+class KnownAdapter:
+    """An adapter: where its files are, the bytes that it takes while it is in memory, if it is, and the number of its
+    last use."""
+
+    used: UsedAdapter
+    directory: str
+    nbytes: int = 0
+    is_loaded: bool = False
+    last_use: int = 0
+
+
+@dataclass(slots=True)
+class KnownAdapters:
+    """The adapters by their digests, and the digests by their names. All in memory have at most so many bytes of
+    `memory`; None: any. Each has a number of its own for as long as it is known."""
+
+    memory: int | None = None
+    by_name: dict[str, str] = field(default_factory=dict)
+    by_digest: dict[str, KnownAdapter] = field(default_factory=dict)
+    uses: int = 0
+
+    def learn(self, name: str, digest: str, directory: str) -> KnownAdapter:
+        """Have a name stand for an adapter from now on."""
+        if digest not in self.by_digest:
+            taken = {one.used.number for one in self.by_digest.values()}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+            self.by_digest[digest] = KnownAdapter(UsedAdapter(digest, number), directory)
+        self.by_name[name] = digest
+        self.by_digest[digest].directory = directory
+        return self.by_digest[digest]
+
+    def unname(self, name: str) -> None:
+        """Have a name stand for nothing. Its adapter stays known until it is `retired`."""
+        self.by_name.pop(name, None)
+
+    def named(self, name: str) -> UsedAdapter | None:
+        digest = self.by_name.get(name)
+        return None if digest is None else self.by_digest[digest].used
+
+    def use(self, digest: str) -> None:
+        self.uses += 1
+        self.by_digest[digest].last_use = self.uses
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all adapters in memory."""
+        return sum(one.nbytes for one in self.by_digest.values() if one.is_loaded)
+
+    def load(self, digest: str, nbytes: int) -> None:
+        """Note that an adapter is in memory."""
+        one = self.by_digest[digest]
+        one.nbytes, one.is_loaded = nbytes, True
+        self.use(digest)
+
+    def room_for(self, source: object, nbytes: int, in_use: Collection[str]) -> list[KnownAdapter] | None:
+        """Return those that have to leave memory for one of so many bytes, the ones that were used longest ago; None
+        where too many are in use now. Raises AdapterError for one that never has room."""
+        if self.memory is None:
+            return []
+        if nbytes > self.memory:
+            says = f"{source} takes {nbytes} bytes, and --adapter-memory is {self.memory}"
+            raise AdapterError(f"{says}: raise that, or make the adapter smaller")
+        leaving, excess = list[KnownAdapter](), self.nbytes + nbytes - self.memory
+        for one in sorted(self.by_digest.values(), key=lambda one: one.last_use):
+            if excess > 0 and one.is_loaded and one.used.digest not in in_use:
+                leaving.append(one)
+                excess -= one.nbytes
+        return leaving if excess <= 0 else None
+
+    @property
+    def has_retired(self) -> bool:
+        """Return whether an adapter without a name is in memory, or too many are known."""
+        named = {*self.by_name.values()}
+        idle = [one for digest, one in self.by_digest.items() if digest not in named]
+        return len(idle) > MOST_RETIRED or any(one.is_loaded for one in idle)
+
+    def retired(self, in_use: Collection[str]) -> list[KnownAdapter]:
+        """Return the adapters in memory that have no name and that no request uses. Forget those that nobody has asked
+        for in a while."""
+        kept = {*self.by_name.values(), *in_use}
+        idle = sorted(
+            (one for digest, one in self.by_digest.items() if digest not in kept), key=lambda one: one.last_use
+        )
+        for one in idle[: max(0, len(idle) - MOST_RETIRED)]:
+            del self.by_digest[one.used.digest]
+        return [one for one in idle if one.is_loaded]

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts about an adapter of PEFT: its configuration, and names, shapes and types of its matrices. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pontil.runtime.errors import AdapterError, ModelError
+from pontil.runtime.loaders.facts.form_choice import Stored
+from pontil.runtime.loaders.facts.json_fields import number, section, short
+from pontil.runtime.loaders.facts.layout import tensor_shapes
+from pontil.runtime.loaders.facts.safetensors_header import header_size, header_tensors
+from pontil.runtime.models.config import ModelConfig
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_RANK = 256
+MOST_BYTES = 2 << 30
+"""The file of weights is read at once, so that its digest is that of the numbers."""
+MOST_CONFIG_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+PLAIN_KEY = re.compile(r"[\w.]+")
+KIND_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+EXPERT = "expert"
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+          "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # fmt: skip
+"""Layers that may be adapted, by the ends of their names."""
+FUSED = {".gate_up_proj": (".gate_proj", ".up_proj")}
+"""Layers of some models elsewhere that are several here."""
+# Fields of kinds that this version does not compute, and the kinds.
+UNSUPPORTED = {
+    "use_dora": "is of the kind DoRA",
+    "modules_to_save": "brings whole modules of its own (modules_to_save)",
+    "trainable_token_indices": "brings tokens of its own (trainable_token_indices)",
+    "target_parameters": "adapts parameters that are no linear layers (target_parameters)",
+    "alora_invocation_tokens": "is activated by tokens (aLoRA)",
+    "lora_bias": "has biases of its own (lora_bias)",
+    "fan_in_fan_out": "has transposed weights (fan_in_fan_out)",
+    "megatron_config": "is divided as Megatron does",
+    "layer_replication": "repeats layers (layer_replication)",
+    "use_qalora": "is of the kind QALoRA",
+}
+
+
+class LayerSize(NamedTuple):
+    """The numbers of a linear layer."""
+
+    outputs: int
+    inputs: int
+
+
+class AdapterSize(NamedTuple):
+    """The numbers of one layer's adapter."""
+
+    rank: int
+    layer: LayerSize
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The factors of an adapter's layers, and the ranks that its configuration states; those of single layers, or of
+    all with an ending of their name, in patterns."""
+
+    rank: int
+    alpha: float
+    by_root: bool
+    ranks: Mapping[str, Any]
+    alphas: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, directory: Path, config: bytes) -> Scaling:
+        path = directory / CONFIG
+        try:
+            data = json.loads(config)
+        except (ValueError, RecursionError) as error:
+            raise AdapterError(f"{path} is not JSON: save the adapter again") from error
+        if not isinstance(data, dict):
+            raise AdapterError(f"{path} holds no JSON object: save the adapter again")
+        if data.get("peft_type") != "LORA":
+            says = f"{directory} is an adapter of the type {short(data.get('peft_type'))}"
+            raise AdapterError(f"{says}: this version computes LORA only")
+        for key, what in UNSUPPORTED.items():
+            if data.get(key):
+                raise AdapterError(f"{directory} {what}: this version computes plain LoRA only")
+        if data.get("bias", "none") != "none":
+            raise AdapterError(f"{directory} has biases of its own (bias = {short(data['bias'])}): train it with none")
+        ranks, alphas = section(data, "rank_pattern"), section(data, "alpha_pattern")
+        for key in (*ranks, *alphas):
+            if not PLAIN_KEY.fullmatch(key):
+                raise AdapterError(f"{path} has the pattern {short(key)}: this version reads names of layers only")
+        return cls(whole_rank(data, "r"), number(data, "lora_alpha"), bool(data.get("use_rslora")), ranks, alphas)
+
+    def factor(self, name: str, rank: int) -> float:
+        """Return what a layer's product is multiplied by. Raises AdapterError where the tensors have another rank than
+        the configuration says."""
+        stated = whole_rank(self.ranks, key) if (key := key_for(self.ranks, name)) else self.rank
+        if rank != stated:
+            raise AdapterError(f"the adapter of {name} has rank {rank}, and {CONFIG} says {stated}: save it again")
+        alpha = number(dict(self.alphas), key) if (key := key_for(self.alphas, name)) else self.alpha
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def key_for(pattern: Mapping[str, Any], name: str) -> str | None:
+    """Return the first key that is a layer's name or the end of it, as PEFT does."""
+    return next((key for key in pattern if name == key or name.endswith(f".{key}")), None)
+
+
+def whole_rank(data: Mapping[str, Any], key: str) -> int:
+    rank = data.get(key)
+    if type(rank) is not int or not 1 <= rank <= MOST_RANK:
+        raise AdapterError(f"the adapter has the rank {short(rank)}: this version computes 1 to {MOST_RANK}")
+    return rank
+
+
+def adapter_sizes(directory: Path, tensors: Mapping[str, Stored]) -> dict[str, AdapterSize]:
+    """Return the sizes of each layer's adapter from the shapes and types of an adapter's tensors."""
+    if not tensors:
+        raise AdapterError(f"{directory / WEIGHTS} has no tensors: save the adapter again")
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for stored, (shape, kind) in tensors.items():
+        match = TENSOR.fullmatch(stored)
+        if match is None:
+            raise AdapterError(f"{directory} has a tensor {stored:.200}, which is of no linear layer's LoRA")
+        if len(shape) != 2 or kind not in KIND_BYTES:
+            raise AdapterError(f"{directory} has in {stored:.200} no matrix of floats: save it again")
+        found.setdefault(match[1], {})[match[2]] = shape
+    return {name: adapter_size(directory, name, shapes) for name, shapes in found.items()}
+
+
+def adapter_size(directory: Path, name: str, shapes: Mapping[str, Sequence[int]]) -> AdapterSize:
+    if len(shapes) != 2 or shapes["A"][0] != shapes["B"][1]:
+        raise AdapterError(f"{directory} has no two matrices of one rank for {name:.200}: save it again")
+    (rank, inputs), (outputs, _) = shapes["A"], shapes["B"]
+    if not 1 <= rank <= MOST_RANK:
+        raise AdapterError(f"{directory} has rank {rank} for {name:.200}: this version computes 1 to {MOST_RANK}")
+    return AdapterSize(rank, LayerSize(outputs, inputs))
+
+
+def own_layers(
+    sizes: Mapping[str, LayerSize], shapes: Mapping[str, LayerSize], source: object
+) -> Iterator[tuple[str, str, range]]:
+    """Yield for each of an adapter's layers this model's name of it, or of each of those that stand in it one after
+    the other, with their outputs there: (name, own name, outputs). Raise AdapterError unless all of them are of this
+    model, whose `shapes` are those of layers that may have adapters."""
+    for whole, (outputs, inputs) in sizes.items():
+        for name, part in parts_of(whole, outputs, shapes):
+            shape, found = shapes.get(name), LayerSize(len(part), inputs)
+            if EXPERT in name:
+                raise AdapterError(f"{source} adapts {name}: this version adapts attention and MLPs, and no experts")
+            if shape is None:
+                raise AdapterError(f"{source} adapts {name}, which this model does not have, or not as a linear layer")
+            if shape != found:
+                says = f"{source} is for another base: {name} has {found.inputs} inputs and {found.outputs} outputs"
+                raise AdapterError(f"{says} there, and {shape.inputs} and {shape.outputs} here")
+            yield whole, name, part
+
+
+def parts_of(name: str, outputs: int, shapes: Mapping[str, LayerSize]) -> list[tuple[str, range]]:
+    for whole, endings in FUSED.items():
+        names = [name.removesuffix(whole) + ending for ending in endings]
+        if name.endswith(whole) and all(part in shapes for part in names):
+            ends = [0, *accumulate(shapes[part].outputs for part in names)]
+            if ends[-1] == outputs:
+                return [(part, range(*rows)) for part, rows in zip(names, pairwise(ends), strict=True)]
+    return [(name, range(outputs))]
+
+
+def adaptable_layers(config: ModelConfig) -> dict[str, LayerSize]:
+    """Return the linear layers of a model that may have adapters."""
+    stems = {name.removesuffix(".weight"): shape for name, shape in tensor_shapes(config).items()}
+    return {
+        name: LayerSize(*shape)
+        for name, shape in stems.items()
+        if len(shape) == 2 and name.endswith(LINEAR) and EXPERT not in name
+    }
+
+
+def check_adapter(directory: Path, config: ModelConfig, source: str) -> None:
+    """Raise AdapterError for an adapter that this version does not compute for this model, as far as its configuration
+    and the header of its weights tell."""
+    stored_bytes = size_of(directory, WEIGHTS, MOST_BYTES)
+    try:
+        scaling = Scaling.of(directory, read_whole(directory, CONFIG, MOST_CONFIG_BYTES))
+        tensors = header_tensors(directory / WEIGHTS)
+        sizes = adapter_sizes(directory, tensors)
+        for name, one in sizes.items():
+            scaling.factor(name, one.rank)
+    except AdapterError:
+        raise
+    except ModelError as error:
+        raise AdapterError(f"{source}: {error}") from error
+    data_bytes = sum(math.prod(shape) * KIND_BYTES[kind] for shape, kind in tensors.values())
+    if stored_bytes < header_size(directory / WEIGHTS) + data_bytes:
+        raise AdapterError(f"{directory / WEIGHTS} is damaged or cut off: save it again")
+    for _ in own_layers({name: one.layer for name, one in sizes.items()}, adaptable_layers(config), source):
+        pass
+
+
+def size_of(directory: Path, name: str, most: int) -> int:
+    """Return the bytes of one of an adapter's files."""
+    try:
+        found = (directory / name).stat()
+    except OSError as error:
+        raise AdapterError(f"{directory} is no adapter of PEFT: {name} cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise AdapterError(f"{directory} is no adapter of PEFT: {name} is no file")
+    if found.st_size > most:
+        raise AdapterError(f"{directory / name} has more than {most >> 20} MiB: adapters are smaller")
+    return found.st_size
+
+
+def read_whole(directory: Path, name: str, most: int = MOST_BYTES) -> bytes:
+    """Read one of an adapter's files."""
+    size_of(directory, name, most)
+    try:
+        with (directory / name).open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise AdapterError(f"{directory} is no adapter of PEFT: {name} cannot be read ({error.strerror})") from error
+    if len(data) > most:
+        raise AdapterError(f"{directory / name} has more than {most >> 20} MiB: adapters are smaller")
+    return data
+
+
+def digest_of(config: bytes, weights: Iterator[bytes]) -> str:
+    """Return the digest of an adapter's two files, the second in pieces, in hexadecimal."""
+    digest = hashlib.sha256(len(config).to_bytes(8, "little") + config)
+    for piece in weights:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def stored_digest(directory: Path) -> str:
+    """Return the digest of an adapter's files without keeping them in memory."""
+    config = read_whole(directory, CONFIG, MOST_CONFIG_BYTES)
+    size_of(directory, WEIGHTS, MOST_BYTES)
+    try:
+        with (directory / WEIGHTS).open("rb") as file:
+            return digest_of(config, iter(lambda: file.read(READ_BYTES), b""))
+    except OSError as error:
+        raise AdapterError(f"{directory} is no adapter of PEFT: {WEIGHTS} cannot be read ({error.strerror})") from error

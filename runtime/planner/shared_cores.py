@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cores of one machine, which workers, the proxy and the clients share.
+
+A step takes longer while others compute: as much as the profile measured on other cores, and twice as long on its own.
+What a host has to do beside is short and wants a core at once, as the system's scheduler gives it to who has slept: one
+without work, else one that has such work already, else it holds up a worker. What begins later prolongs steps that run:
+their processes are held up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pontil.runtime.planner.device_profile import CompanyTimes
+from pontil.runtime.wire.simulated.processes import WorldProcess
+from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
+
+# Kinds of work: steps that only decode, those with prompt tokens, and all that is no step.
+DECODE, PROMPT, HOST = "decode", "prompt", "host"
+# The part of its time that a step loses to another one on its own core.
+HALF = 0.5
+# Seconds that no clock tells apart.
+NOTHING = 1e-9
+
+
+class CoreProcess(WorldProcess):
+    """A process whose turn can take longer than it seemed when it began. `late` are the seconds of all delays."""
+
+    late = 0.0
+
+    def hold_up(self, seconds: float) -> None:
+        """Have the turn that is under way end so much later, and all that it does at its end."""
+        if self.busy_until > self.world.time:
+            self.busy_until += seconds
+            self.late += seconds
+
+    def acts(self, when: float, work: Callable[[], object]) -> None:
+        if when <= self.world.time:
+            self.act(when, work)
+        else:
+            self.world.at(when, self.act_late, when, self.late, work)
+
+    def act_late(self, when: float, late: float, work: Callable[[], object]) -> None:
+        if self.late - late > NOTHING:
+            when += self.late - late
+            self.world.at(when, self.act_late, when, self.late, work)
+        else:
+            self.act(when, work)
+
+    def fire(self, ticket: int) -> None:
+        if ticket == self.ticket and self.due is not None and self.busy_until - self.world.time > NOTHING:
+            self.due = None
+            self.wake_at(self.busy_until)
+        else:
+            super().fire(ticket)
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step of a worker on its cores."""
+
+    process: CoreProcess
+    cores: frozenset[int]
+    kind: str
+    begins: float
+    until: float
+
+    def hold_up(self, seconds: float) -> None:
+        self.until += seconds
+        self.process.hold_up(seconds)
+
+
+class OwnCores:
+    """Cores enough for everybody: workers have machines of their own, and so have clients."""
+
+    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float) -> float:
+        """Return the seconds of a step that begins now, of the worker of this place, and takes so many alone."""
+        return seconds
+
+    def serve(self, begins: float, seconds: float) -> float:
+        """Return when work of the host ends that can begin at a time and takes so many seconds."""
+        return begins + seconds
+
+
+class SharedCores(OwnCores):
+    """So many cores for all, of which each worker has `each`."""
+
+    def __init__(self, world: VirtualWorld, count: int, each: int, company: CompanyTimes) -> None:
+        self.world, self.count, self.each = world, count, each
+        self.lost = company.lost()
+        self.steps: dict[int, RunningStep] = {}
+        # When each core has done the work of the host that it has.
+        self.taken = [0.0] * count
+
+    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float) -> float:
+        begins = self.world.now()
+        cores = frozenset((place * self.each + number) % self.count for number in range(self.each))
+        took = seconds + self.wait(cores, begins)
+        for other in self.steps.values():
+            if other.until > begins and other.process is not process:
+                shares = not cores.isdisjoint(other.cores)
+                mine = HALF if shares else self.lost[kind, other.kind]
+                overlap = min(other.until - begins, seconds / (1.0 - mine))
+                took += overlap * mine
+                other.hold_up(overlap * (HALF if shares else self.lost[other.kind, kind]))
+        self.steps[place] = RunningStep(process, cores, kind, begins, begins + took)
+        return took
+
+    def wait(self, cores: frozenset[int], begins: float) -> float:
+        """Return the seconds until the host's work has left these cores: it moves to others, if those have none."""
+        waits = 0.0
+        for core in cores:
+            if self.taken[core] > begins:
+                spare = [other for other in self.without_steps(begins) if other not in cores]
+                other = min(spare, key=self.taken.__getitem__, default=core)
+                if self.taken[other] <= begins:
+                    self.taken[other], self.taken[core] = self.taken[core], 0.0
+                else:
+                    waits = max(waits, self.taken[core] - begins)
+        return waits
+
+    def running(self, at: float) -> list[RunningStep]:
+        return [one for one in self.steps.values() if one.begins <= at < one.until]
+
+    def without_steps(self, at: float) -> list[int]:
+        used = {core for one in self.running(at) for core in one.cores}
+        return [core for core in range(self.count) if core not in used]
+
+    def serve(self, begins: float, seconds: float) -> float:
+        if not seconds:
+            return begins
+        running, victim = self.running(begins), None
+        if spare := self.without_steps(begins):
+            core = min(spare, key=self.taken.__getitem__)
+            begins = max(begins, self.taken[core])
+            self.taken[core] = begins + seconds
+        elif running:
+            victim = min(running, key=lambda one: one.process.late)
+            victim.hold_up(seconds)
+        for one in running:
+            if one is not victim:
+                one.hold_up(seconds * self.lost[one.kind, HOST])
+        return begins + seconds

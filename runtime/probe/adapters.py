@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters of a launch, before anything is loaded."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pontil.runtime.errors import AdapterError
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.adapter_facts import CONFIG, WEIGHTS, check_adapter, stored_digest
+
+
+def check_adapters(adapters: Mapping[str, str], model: Path, workers: Sequence[Sequence[str]]) -> None:
+    """Raise AdapterError unless workers on these devices can compute each of the adapters, given by the directories of
+    their names, for a model."""
+    if adapters and any(device != "cpu" for worker in workers for device in worker):
+        raise AdapterError("adapters are computed on CPUs: leave out --adapter, or start the workers on cpu")
+    config = read_config(model) if adapters else None
+    for name, directory in adapters.items():
+        if config is not None:
+            check_adapter(Path(directory), config, f"the adapter {name}")
+
+
+def examine_adapter(directory: str, allowed: Sequence[str], model: Path) -> tuple[str, str]:
+    """Return the real directory of an adapter within the allowed ones, and its digest. Raises ModelError for one that
+    cannot be computed for the model, as far as that is known from its configuration and the header of its weights."""
+    path = real_directory(directory, allowed)
+    check_adapter(path, read_config(model), f"the adapter in {path}")
+    return str(path), stored_digest(path)
+
+
+def real_directory(directory: str, allowed: Sequence[str]) -> Path:
+    """Return where a path leads. Raises AdapterError unless that, and both files there, are in one of the allowed
+    directories: nothing is told of any other place."""
+    roots = [Path(root).resolve() for root in allowed]
+    try:
+        path = Path(directory).resolve()
+        places = [path, *((path / name).resolve() for name in (CONFIG, WEIGHTS))]
+    except (OSError, ValueError, RuntimeError):
+        places = [Path("/")]
+    if not all(any(place.is_relative_to(root) for root in roots) for place in places):
+        raise AdapterError("the adapter is not in a directory of --adapter-directory")
+    return places[0]

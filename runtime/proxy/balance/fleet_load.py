@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load of the workers that generate, looked at once a second: what is asked of them, and what steps cost them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pontil.runtime.proxy.balance.balancer import DECODE, PREFILL
+from pontil.runtime.proxy.balance.fitted_costs import DecayingRate, FittedCosts
+from pontil.runtime.proxy.balance.needs import CAREFUL, FULL, Needs, TimeLimits
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.fleet.registry import WorkerGroup
+
+# Seconds over which what is asked is averaged, and in which what waits is to be done.
+MEMORY, CATCH_UP = 6.0, 5.0
+# Seconds from one look to the next.
+LOOK = 1.0
+# The tokens that an answer is expected to have before any has ended.
+EXPECTED = 128.0
+MICROSECOND = 1e-6
+MIXED = "mixed"
+
+
+def rate() -> DecayingRate:
+    return DecayingRate(MEMORY)
+
+
+@dataclass(slots=True)
+class AskedWork:
+    """The work of requests as they are sent to workers: their prompts' tokens, those of them that no worker had
+    cached, and the tokens that their answers are `expected` to have, of each choice."""
+
+    requests: DecayingRate = field(default_factory=rate)
+    prompts: DecayingRate = field(default_factory=rate)
+    uncached: DecayingRate = field(default_factory=rate)
+    answers: DecayingRate = field(default_factory=rate)
+    expected: float = EXPECTED
+
+    def add(self, now: float, prompt: int, uncached: int, choices: int, most: int) -> None:
+        """Add a request with so many choices of at `most` so many tokens."""
+        self.requests.add(now, 1.0)
+        self.prompts.add(now, prompt)
+        self.uncached.add(now, uncached)
+        self.answers.add(now, choices * min(float(most), self.expected))
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedWork:
+    """The work that waits in this proxy: prompt tokens and choices; and the tokens of an answer on average, None while
+    none has ended."""
+
+    tokens: int
+    choices: int
+    expected: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """A worker's counts since its start, as its last heartbeat had them."""
+
+    steps: int
+    microseconds: int
+    tokens: int
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, worker: RegisteredWorker) -> "StepTotals":
+        """Return them; one of an earlier version tells only what it did for this proxy."""
+        counts = worker.counters
+        return cls(
+            counts.get("steps", 0),
+            counts.get("step_microseconds", 0),
+            counts.get("engine_tokens", counts.get("generated_tokens", 0)),
+            counts.get("engine_prompt_tokens", counts.get("prompt_tokens_computed", 0)),
+        )
+
+    def since(self, before: "StepTotals") -> "StepTotals":
+        return StepTotals(
+            self.steps - before.steps,
+            self.microseconds - before.microseconds,
+            self.tokens - before.tokens,
+            self.prompt_tokens - before.prompt_tokens,
+        )
+
+
+@dataclass(slots=True)
+class FleetLoad:
+    """The load of a group of workers under `limits`. `look` at it from time to time; `needs` are those of the last
+    look, None while costs are not known."""
+
+    group: WorkerGroup
+    asked: AskedWork
+    queued: Callable[[], QueuedWork]
+    limits: TimeLimits
+    # Decode workers compute prompts where prefill workers have too much to do.
+    helpers: bool = False
+    costs: FittedCosts = field(default_factory=FittedCosts)
+    served: DecayingRate = field(default_factory=rate)
+    needs: Needs | None = None
+    # By incarnation: the counts up to which a worker's steps were learned from, and up to which its tokens are served.
+    learned: dict[str, StepTotals] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    looked: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        return self.looked is None or now - self.looked >= LOOK
+
+    def look(self, now: float) -> None:
+        self.looked = now
+        workers = self.group.available
+        for worker in workers:
+            self.learn(worker, now)
+        present = {worker.hello.sender for worker in workers}
+        self.learned = {name: counts for name, counts in self.learned.items() if name in present}
+        self.tokens = {name: count for name, count in self.tokens.items() if name in present}
+        self.needs = self.needs_of(workers, now)
+
+    def learn(self, worker: RegisteredWorker, now: float) -> None:
+        """Learn from a worker's steps. Prompts count when they are whole: until then their steps are kept for later."""
+        name, counts = worker.hello.sender, StepTotals.of(worker)
+        self.served.add(now, max(0, counts.tokens - self.tokens.get(name, counts.tokens)))
+        self.tokens[name] = counts.tokens
+        new = counts.since(self.learned.get(name, counts))
+        is_in_prompt = not new.prompt_tokens and bool(worker.uncomputed or worker.others.uncomputed)
+        if name not in self.learned or not is_in_prompt:
+            self.learned[name] = counts
+            self.costs.add(new.steps, new.microseconds * MICROSECOND, new.tokens, new.prompt_tokens)
+
+    def needs_of(self, workers: Sequence[RegisteredWorker], now: float) -> Needs | None:
+        if not workers:
+            return None
+        step_tokens = min(worker.hello.max_num_batched_tokens for worker in workers)
+        prompt_token, rows = self.costs.prompt_token(step_tokens), self.most_rows(workers)
+        step = self.costs.step(rows)
+        if prompt_token is None or not step:
+            return None
+        queued, asked, proxies = self.queued(), self.asked, 1 + max(worker.others.proxies for worker in workers)
+        asked.expected = EXPECTED if queued.expected is None else queued.expected
+        prompts, uncached = asked.prompts.per_second(now), asked.uncached.per_second(now)
+        missing = uncached / prompts if prompts else 1.0
+        requests = asked.requests.per_second(now)
+        prompt = uncached / requests if requests else 0.0
+        waiting = proxies * missing * queued.tokens + sum(one.uncomputed + one.others.uncomputed for one in workers)
+        # One prompt in each worker is being computed.
+        waiting = max(0.0, waiting - prompt * sum(one.role != DECODE for one in workers))
+        decoding = [one for one in workers if one.role != PREFILL] or workers
+        beyond = max(0.0, sum(map(rows_of, decoding)) - rows * len(decoding))
+        answers, served = proxies * asked.answers.per_second(now), self.served.per_second(now)
+        # Requests that give way take what is left, and need nobody.
+        answers = answers if any(one.seat_counts.lent for one in workers) else max(answers, served)
+        # An answer is made up for in no less time than it takes.
+        answers += (proxies * queued.choices + beyond) * asked.expected / max(CATCH_UP, asked.expected * step)
+        within = max(CATCH_UP, self.limits.first_token or 0.0)
+        return Needs(
+            (proxies * uncached + waiting / within) * prompt_token,
+            answers * step / rows,
+            prompt * prompt_token,
+            self.limits.first_token,
+            max(0.0, 1.0 - self.costs.decode.line[0] / step) if self.helpers else 0.0,
+        )
+
+    def most_rows(self, workers: Sequence[RegisteredWorker]) -> float:
+        """Return the rows that a worker may decode at once: those with a seat and KV blocks, which keep the limit."""
+        decoding = [one for one in workers if one.role != PREFILL] or workers
+        running, capacity = sum(map(rows_of, decoding)), sum(one.capacity for one in decoding)
+        used = capacity - sum(min(one.free_blocks, one.capacity) for one in decoding)
+        most = FULL * min(one.seats for one in decoding)
+        if running and used > 0:
+            most = min(most, FULL * capacity * running / used / len(decoding))
+        limit = self.limits.per_token
+        return max(1.0, most if limit is None else self.costs.most_rows(CAREFUL * limit, most))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many workers of each role there are that take requests."""
+        roles = [worker.role for worker in self.group.available]
+        return {role: roles.count(role) for role in (PREFILL, DECODE, MIXED)}
+
+    def wanted(self) -> dict[str, int]:
+        """Return how many workers of each role that is there the load needs; as many as there are while that is not
+        known."""
+        counts, needs = self.counts(), self.needs
+        if needs is None:
+            return {role: count for role, count in counts.items() if count}
+        if not (counts[PREFILL] and counts[DECODE]):
+            return {role: needs.wanted_mixed for role, count in counts.items() if count}
+        return {PREFILL: needs.wanted_prefill, DECODE: needs.wanted_decode}
+
+
+def rows_of(worker: RegisteredWorker) -> int:
+    """Return the sequences that a worker runs, but for those that give way."""
+    return min(worker.running, worker.taken + worker.others.taken)

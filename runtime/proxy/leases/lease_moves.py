@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves of leases from workers that drain to others, which keep them from then on."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
+from pontil.runtime.proxy.leases.lease_quota import room_in
+from pontil.runtime.proxy.leases.lease_view import LeaseView
+from pontil.runtime.proxy.requests.generation import Generation, submits
+from pontil.runtime.proxy.requests.request import Request, Work
+from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Ticket
+from pontil.runtime.proxy.routing.policy import Route
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.wire.lease_messages import REFUND
+from pontil.runtime.wire.messages import Submit
+
+# Moves of one proxy at once: each needs memory for its prompt in two workers.
+MOST_OPEN = 4
+# The tries of one target: it pulls the blocks, and if that fails it computes them.
+MOST_TRIES = 2
+# The worker that hands a prompt over draws the first token, and the other one has to draw one to take part.
+PULLED_TOKENS = 2
+
+
+@dataclass(slots=True, eq=False)
+class LeasedPromptWork(Generation):
+    """The prompt of a lease, which the worker `target` computes, or pulls, and keeps from now on. `is_over` is called
+    when that has ended, well or not."""
+
+    lease: Mapping[str, Any] = field(kw_only=True)
+    target: str = field(kw_only=True)
+    is_over: Callable[[], None] = field(kw_only=True, repr=False)
+
+    def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
+        made = submits(request, sender, secret, deadline)
+        return [replace(one, lease=dict(self.lease)) if one.receiver == self.target else one for one in made]
+
+    def ended(self, request: Request) -> None:
+        self.is_over()
+
+
+class LeaseMoves:
+    """The moves of the leases that one proxy bills. It asks for each prompt once more, billed to nobody: another worker
+    pulls its blocks from the one that drains, or computes them. The lease's time goes on meanwhile, and its first
+    worker keeps it until the other one does. Where none can, the rest is refunded.
+
+    `try_at` sends work by a route, or not at all. `tries` counts those that failed, by lease and target."""
+
+    def __init__(self, leases: FleetLeases, try_at: Callable[[Route, Ticket, Work], Request]) -> None:
+        self.leases, self.try_at = leases, try_at
+        self.registry = leases.registry
+        self.open: dict[str, LeaseView] = {}
+        self.tries: dict[str, Counter[str]] = {}
+
+    def tick(self) -> None:
+        """Begin what is to be moved. Called when a worker begins to drain, and a few times a second."""
+        sources = {one.hello.sender: one for one in self.registry.generating.workers if one.hello.draining}
+        if not sources:
+            self.tries.clear()
+            return
+        for view in [view for view in self.leases.billed_here if view.worker in sources and view.id not in self.open]:
+            if len(self.open) >= MOST_OPEN:
+                return
+            self.move(view, sources[str(view.worker)])
+
+    def move(self, view: LeaseView, source: RegisteredWorker) -> None:
+        """Have another worker take a lease; if none is left that can, have its worker refund it."""
+        target = self.target_for(view, source)
+        if target is None:
+            self.leases.order(view, REFUND)
+            return
+        tried = self.tries.setdefault(view.id, Counter())[target.hello.sender]
+        pair = Route(source.load_with(view.tokens), target.load)
+        pulls = not tried and not pair.is_cut and view.tokens + PULLED_TOKENS <= target.context
+        route = pair if pulls else Route.alone(target.load)
+        view.target, self.open[view.id] = target.hello.sender, view
+        self.try_at(route, ticket_of(view), self.work(view, pulls))
+
+    def target_for(self, view: LeaseView, source: RegisteredWorker) -> RegisteredWorker | None:
+        """Return the worker with the most room for leases, of those of this release: between equals the one that came
+        last, since others may be about to drain as well."""
+        if not view.prompt.ids or self.registry.graph is not None:
+            return None
+        tries = self.tries.get(view.id, Counter())
+        taken = Counter[str]()
+        for one in self.open.values():
+            taken[str(one.target)] += one.term.size
+        rooms = {
+            worker.hello.sender: room_in(worker) - taken[worker.hello.sender]
+            for worker in self.registry.generating.serving(source.release)
+            if tries[worker.hello.sender] < MOST_TRIES and view.tokens <= worker.context
+        }
+        fitting = [name for name, room in rooms.items() if room >= view.term.size]
+        name = max(reversed(fitting), key=lambda name: rooms[name], default=None)
+        return None if name is None else self.registry.workers[name]
+
+    def work(self, view: LeaseView, pulls: bool) -> LeasedPromptWork:
+        target = str(view.target)
+        lease = {
+            "id": view.id,
+            "owner": view.owner,
+            "seconds": view.term.seconds,
+            "tokens": view.tokens,
+            "must": True,
+            "age": self.leases.age(view),
+        }
+        params = SamplingParams(PULLED_TOKENS if pulls else 0, seed=0, temperature=0.0, ignore_eos=True)
+        return LeasedPromptWork(
+            view.prompt.tokens, params, lease=lease, target=target, is_over=lambda: self.ended(view, target)
+        )
+
+    def ended(self, view: LeaseView, target: str) -> None:
+        """Take note of a try's end. Unless the lease is there, the next tick makes another one."""
+        del self.open[view.id]
+        view.target = None
+        if view.worker != target:
+            self.tries.setdefault(view.id, Counter())[target] += 1
+
+
+def ticket_of(view: LeaseView) -> Ticket:
+    adapter = ChosenAdapter("", view.prompt.adapter) if view.prompt.adapter else None
+    return Ticket("lease", cache_salt=view.prompt.salt, adapter=adapter)

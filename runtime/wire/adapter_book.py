@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters that came and went while a launch runs, as one process knows them: any two can merge what they know.
+
+Proxies and workers have it alike, so that it outlives each of them: whoever begins is told by the others.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pontil.runtime.wire.adapter_messages import AdapterState, AdapterTable
+
+# Names that are remembered, unloaded ones among them: then the one that was unloaded longest ago is forgotten.
+MOST_NAMES = 1024
+DIGEST = re.compile(r"[0-9a-f]{64}|", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AdapterChange:
+    """The last change of a name: its number, the digest of the adapter that it stands for since then, empty: of none,
+    and the directory of that one. Of two with one number all choose the same."""
+
+    number: int
+    digest: str
+    directory: str
+
+
+@dataclass(slots=True)
+class AdapterBook:
+    """The last change of each name."""
+
+    changes: dict[str, AdapterChange] = field(default_factory=dict)
+
+    @property
+    def next_number(self) -> int:
+        return 1 + max((change.number for change in self.changes.values()), default=0)
+
+    def digest_of(self, name: str, before: str | None) -> str | None:
+        """Return the digest for which a name stands, where it stood for `before` when the launch began."""
+        change = self.changes.get(name)
+        return before if change is None else change.digest or None
+
+    def named(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Return the digests of all names, where these were there when the launch began."""
+        kept = {name: digest for name, digest in before.items() if name not in self.changes}
+        return kept | {name: change.digest for name, change in self.changes.items() if change.digest}
+
+    def take(self, message: AdapterTable | AdapterState) -> list[str]:
+        """Merge what another process knows. Return the names that changed."""
+        found = {
+            name: AdapterChange(number, message.digests.get(name, ""), message.directories.get(name, ""))
+            for name, number in message.changes.items()
+        }
+        return self.merge({name: one for name, one in found.items() if DIGEST.fullmatch(one.digest)})
+
+    def merge(self, changes: Mapping[str, AdapterChange]) -> list[str]:
+        newer = [name for name, one in changes.items() if name not in self.changes or one > self.changes[name]]
+        self.changes |= {name: changes[name] for name in newer}
+        while len(self.changes) > MOST_NAMES and (gone := self.unloaded_longest_ago) is not None:
+            del self.changes[gone]
+        return newer
+
+    @property
+    def unloaded_longest_ago(self) -> str | None:
+        gone = [(change.number, name) for name, change in self.changes.items() if not change.digest]
+        return min(gone, default=(0, None))[1]
+
+    def lacks(self, message: AdapterTable | AdapterState) -> bool:
+        """Return whether the sender of this lacks a change that is known here."""
+        return any(message.changes.get(name, 0) < change.number for name, change in self.changes.items())
+
+    @property
+    def fields(self) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
+        """All of it as messages have it."""
+        items = self.changes.items()
+        return (
+            {name: change.number for name, change in items},
+            {name: change.digest for name, change in items},
+            {name: change.directory for name, change in items},
+        )

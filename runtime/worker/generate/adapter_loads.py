@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters of a worker in memory, read in a thread, so that no step waits for one.
+
+A request waits here for its adapter before it goes to the engine or to a transfer. All that is in memory stays within
+a limit: adapters that were used longest ago leave it, and are read again when one is asked for.
+"""
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pontil.gpu_ops.parameters.adapters import MadeAdapter
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.adapters import ModelAdapters
+from pontil.runtime.threads import JobThread, ThreadFailures
+from pontil.runtime.worker.process.worker_request import WorkerRequest
+from pontil.runtime.worker.start.loading import make_adapter
+
+logger = logging.getLogger("pontil.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """The outcome of reading an adapter: laid out for the kernels, or the reason why it cannot be."""
+
+    digest: str
+    made: MadeAdapter | None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class AdapterChecks:
+    """The digests of adapters that were read whole here, and why others could not be, until somebody has taken note."""
+
+    loaded: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class AdapterLoads:
+    """Adapters in memory, and the requests that wait for theirs, in order. `submit` a request; `poll` returns those
+    that may start. Requests that fail are put into `failed` with the reason and an HTTP status. `wake` is called, from
+    another thread, when there is something to poll; `in_use` returns the digests of the requests that have started."""
+
+    def __init__(
+        self,
+        known: KnownAdapters,
+        model: ModelAdapters,
+        wake: Callable[[], None],
+        failures: ThreadFailures | None = None,
+    ) -> None:
+        self.known, self.model, self.wake = known, model, wake
+        self.waiting: deque[WorkerRequest] = deque()
+        self.failed: list[tuple[WorkerRequest, str, int]] = []
+        self.checks = AdapterChecks({digest for digest, one in known.by_digest.items() if one.is_loaded})
+        # Adapters that were read and have no room yet, and those that are being read.
+        self.ready: dict[str, MadeAdapter] = {}
+        self.reading: set[str] = set()
+        self.made: queue.SimpleQueue[AdapterRead] = queue.SimpleQueue()
+        self.reader: JobThread[tuple[str, str]] = JobThread(self.read, "adapters", failures, self.mend)
+        self.changed = False
+
+    def submit(self, request: WorkerRequest) -> bool:
+        """Take a request. Return whether it may start at once."""
+        digest = request.submit.adapter
+        if not digest:
+            return True
+        one = self.known.by_digest.get(digest)
+        if one is not None and one.is_loaded and not self.ready:
+            self.known.use(digest)
+            return True
+        self.waiting.append(request)
+        return False
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait."""
+        return len(self.waiting)
+
+    def cancel(self, request: WorkerRequest) -> bool:
+        """Stop waiting for a request's adapter. Return whether the request was waiting here."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+            return True
+        return False
+
+    def want(self, digest: str) -> None:
+        """Have an adapter read, unless it is in memory."""
+        one = self.known.by_digest.get(digest)
+        if one is None or one.is_loaded or digest in self.reading or digest in self.ready:
+            return
+        if not self.reader.started:
+            self.reader.start()
+        self.reading.add(digest)
+        self.reader.put((digest, one.directory))
+
+    def read(self, job: tuple[str, str]) -> None:
+        if self.reader.closing.is_set():
+            return
+        digest, directory = job
+        try:
+            found, made = make_adapter(self.model, directory, f"the adapter in {directory}")
+            if found == digest:
+                self.made.put(AdapterRead(digest, made))
+            else:
+                self.made.put(AdapterRead(digest, None, f"{directory} has other files than those that were loaded"))
+        except ModelError as error:
+            self.made.put(AdapterRead(digest, None, str(error)))
+        self.wake()
+
+    def mend(self, job: tuple[str, str], error: BaseException) -> None:
+        self.made.put(AdapterRead(job[0], None, f"{job[1]} could not be read ({error!r:.200})"))
+        self.wake()
+
+    def poll(self, in_use: Callable[[], Iterable[str]]) -> list[WorkerRequest]:
+        """Take what was read. Return the requests whose adapters are in memory now, in order: none before one that
+        waits for room, or room would never come."""
+        while not self.made.empty():
+            self.take(self.made.get())
+        started: list[WorkerRequest] = []
+        for digest in [digest for digest in self.ready if not self.is_awaited(digest)]:
+            # Nobody asks for it yet: it takes nobody's room.
+            if self.known.memory is not None and self.known.nbytes + self.ready[digest].nbytes > self.known.memory:
+                del self.ready[digest]
+            else:
+                self.put(digest, self.ready.pop(digest))
+        while self.waiting and self.has_room(self.waiting[0], in_use):
+            started.append(self.waiting.popleft())
+        return started
+
+    def is_awaited(self, digest: str) -> bool:
+        return any(request.submit.adapter == digest for request in self.waiting)
+
+    def has_room(self, request: WorkerRequest, in_use: Callable[[], Iterable[str]]) -> bool:
+        """Return whether a request's adapter is in memory, which it enters here if there is room. Only that of the
+        first one is read, so that no more than one waits beside the limit."""
+        digest = request.submit.adapter
+        if not self.known.by_digest[digest].is_loaded:
+            if (made := self.ready.get(digest)) is None:
+                self.want(digest)
+                return False
+            leaving = self.known.room_for("it", made.nbytes, {*in_use()})
+            if leaving is None:
+                return False
+            for one in leaving:
+                self.leave(one.used.digest)
+            self.put(digest, self.ready.pop(digest))
+        self.known.use(digest)
+        return True
+
+    def take(self, read: AdapterRead) -> None:
+        self.reading.discard(read.digest)
+        if read.digest not in self.known.by_digest:
+            return
+        self.changed = True
+        reason, made = read.reason, read.made
+        if made is not None:
+            try:
+                self.known.room_for("it", made.nbytes, ())
+                self.ready[read.digest] = made
+            except ModelError as error:
+                reason = str(error)
+        if not reason:
+            self.checks.loaded.add(read.digest)
+            self.checks.failed.pop(read.digest, None)
+            return
+        self.checks.loaded.discard(read.digest)
+        self.checks.failed[read.digest] = reason
+        logger.warning("an adapter cannot be loaded: %s", reason)
+        for request in [one for one in self.waiting if one.submit.adapter == read.digest]:
+            self.waiting.remove(request)
+            self.failed.append((request, reason, 503))
+
+    def put(self, digest: str, made: MadeAdapter) -> None:
+        """Have the model compute with an adapter. No step runs now."""
+        self.known.load(digest, made.nbytes)
+        made.put(self.known.by_digest[digest].used.number)
+        self.changed = True
+
+    def leave(self, digest: str) -> None:
+        one = self.known.by_digest[digest]
+        self.model.remove(one.used.number)
+        one.is_loaded, self.changed = False, True
+
+    def retire(self, in_use: Callable[[], Iterable[str]]) -> None:
+        """Free the memory of adapters that have no name any more, once nobody uses them."""
+        if not self.known.has_retired:
+            return
+        awaited = {request.submit.adapter for request in self.waiting}
+        for one in self.known.retired({*in_use(), *awaited}):
+            self.model.remove(one.used.number)
+            one.is_loaded, self.changed = False, True
+
+    @property
+    def memory(self) -> list[str]:
+        """The digests of the adapters in memory."""
+        return sorted(digest for digest, one in self.known.by_digest.items() if one.is_loaded)
+
+    def close(self) -> None:
+        self.reader.close()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters that come to a worker, and leave it, while it runs, and what proxies are told of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.wire.adapter_book import AdapterBook
+from pontil.runtime.wire.messages import AdapterState, AdapterTable
+from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.start.assembly import WorkerResources
+
+
+def loads_adapters(config: WorkerConfig, machine: WorkerResources) -> bool:
+    """Return whether a worker loads adapters while it runs: other ranks would have to do so at the same step."""
+    return bool(config.adapter_directory and machine.model_adapters.shapes) and config.ranks == 1
+
+
+class WorkerAdapters:
+    """The knowledge of a worker of adapters that proxies told it to load and unload, over its `loads`. It reads none
+    outside of its `directories`."""
+
+    def __init__(
+        self, incarnation: str, links: ProxyLinks, loads: AdapterLoads, directories: Sequence[str] = ()
+    ) -> None:
+        self.incarnation, self.links, self.loads, self.directories = incarnation, links, loads, directories
+        self.book = AdapterBook()
+        # The last registrations in which all was told, by link.
+        self.told: dict[int, tuple[str, int]] = {}
+
+    def take(self, message: AdapterTable) -> None:
+        """Merge what a proxy knows. It is answered also where that is no news."""
+        for name in self.book.take(message):
+            change = self.book.changes[name]
+            if change.digest and not self.may_read(change.directory):
+                self.loads.checks.failed[change.digest] = f"{change.directory} is not in its --adapter-directory"
+            elif change.digest:
+                self.loads.known.learn(name, change.digest, change.directory)
+                self.loads.want(change.digest)
+            else:
+                self.loads.known.unname(name)
+        self.loads.changed = True
+
+    def may_read(self, directory: str) -> bool:
+        path = Path(directory).resolve()
+        return any(path.is_relative_to(Path(root).resolve()) for root in self.directories)
+
+    def tick(self, in_use: Callable[[], Iterable[str]]) -> None:
+        """Free what is not used any more, and tell each proxy what changed, and a new one everything."""
+        self.loads.retire(in_use)
+        changed, self.loads.changed = self.loads.changed, False
+        for place, link in enumerate(self.links.links):
+            registration = link.registration
+            if registration is None or link.proxy is None or not link.takes_adapters:
+                continue
+            if changed or (self.told.get(place) != registration and (self.book.changes or self.loads.known.by_name)):
+                link.send(self.state(link.proxy))
+            self.told[place] = registration
+
+    def state(self, proxy: str) -> AdapterState:
+        checks, named = self.loads.checks, self.book.named({})
+        loaded = {name: digest for name, digest in named.items() if digest in checks.loaded}
+        failed = {name: checks.failed[digest] for name, digest in named.items() if digest in checks.failed}
+        return AdapterState(self.incarnation, proxy, *self.book.fields, loaded, failed, self.loads.memory)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent layers by every instruction set: the reference's results and states, in any cutting and company (C16)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import kernels
+import pytest
+import torch
+import torch.nn.functional as F
+from layer_cases import EPSILON, random, weight
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.layer import Norms
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.recurrent import RecurrentHalf, RecurrentShape, RecurrentWeights
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kernels.weights.matrix import pack
+from pontil.gpu_ops.kv.states import StateSpan, TileStates
+from pontil.gpu_ops.norm import rms_norm
+from pontil.gpu_ops.recurrence import causal_convolution, gated_delta, unit
+
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+HIDDEN, LENGTH, TOKENS, LAYERS = 64, 90, 32, 2
+
+
+@dataclass(frozen=True)
+class RecurrentCase:
+    """A random layer, number 1 of LAYERS, over one text in blocks of TOKENS positions."""
+
+    dtype: torch.dtype
+    key_heads: int = 2
+    value_heads: int = 6
+    key_dim: int = 16
+    value_dim: int = 32
+    width: int = 4
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def numbers(self) -> int:
+        return self.value_heads * self.key_dim * self.value_dim + (self.width - 1) * self.channels
+
+    @property
+    def products(self) -> tuple[Tensor, Tensor]:
+        values = self.value_heads * self.value_dim
+        into = self.channels + values + 2 * self.value_heads
+        return weight(self.dtype, 1, into, HIDDEN), weight(self.dtype, 2, HIDDEN, values)
+
+    @property
+    def weights(self) -> RecurrentWeights:
+        rate = -random(6, self.value_heads).exp()
+        return RecurrentWeights(
+            random(3, self.value_dim), random(4, self.channels, self.width) / 2, random(5, self.value_heads), rate
+        )
+
+    @property
+    def x(self) -> Tensor:
+        return random(7, LENGTH, HIDDEN)
+
+    def half(self, library: KernelLibrary) -> RecurrentHalf:
+        shape = RecurrentShape(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width, 1)
+        into, out = (pack(one) for one in self.products)
+        return RecurrentHalf(library, (into, out), self.weights, Norms(EPSILON, random(8, HIDDEN)), shape)
+
+    def pool(self, blocks: int) -> Tensor:
+        """States that were never written: all their bits make NaN. Other numbers lie between blocks."""
+        whole = torch.empty(blocks, LAYERS * self.numbers + 24)
+        whole.view(torch.uint8).fill_(255)
+        return whole[:, 8:-16]
+
+    def computed(self, half: RecurrentHalf, cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The results, and the states behind each block."""
+        pool, blocks = self.pool(5), [3, 1, 4]
+        hidden, start = self.x, 0
+        for part in hidden.split(list(cuts)):
+            half(part, tile(self.dtype, pool, [(start, len(part), blocks)]))
+            start += len(part)
+        return hidden, pool[blocks, self.numbers :].clone()
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """The same by torch, in float32."""
+        (into, out), own, values = (
+            (one.float() for one in self.products),
+            self.weights,
+            self.value_heads * self.value_dim,
+        )
+        normed = rms_norm(self.x, random(8, HIDDEN), EPSILON, self.dtype).float()
+        sizes = (self.channels, values, self.value_heads, self.value_heads)
+        mixed, gates, strengths, times = F.linear(normed, into).split(sizes, dim=1)
+        decays, made, states = (own.rate * F.softplus(times + own.bias)).exp(), [], []
+        matrix, recent = (
+            torch.zeros(self.value_heads, self.key_dim, self.value_dim),
+            torch.zeros(self.width - 1, self.channels),
+        )
+        keys = self.key_heads * self.key_dim
+        for rows in torch.arange(LENGTH).split(TOKENS):
+            q, k, v = causal_convolution(recent, mixed[rows], own.channels).split((keys, keys, values), dim=1)
+            q, k = (unit(part.reshape(len(rows), self.key_heads, -1)) for part in (q, k))
+            v = v.reshape(len(rows), self.value_heads, -1)
+            made.append(gated_delta(q * self.key_dim**-0.5, k, v, decays[rows], strengths[rows].sigmoid(), matrix))
+            states.append(torch.cat((matrix.flatten(), recent.flatten())))
+        gated = rms_norm(torch.cat(made), own.norm, EPSILON, FLOAT32) * F.silu(
+            gates.reshape(LENGTH, -1, self.value_dim)
+        )
+        return self.x + F.linear(gated.flatten(1).to(self.dtype).float(), out), torch.stack(states)
+
+
+CASES = {
+    "float32": RecurrentCase(FLOAT32),
+    "bfloat16": RecurrentCase(BFLOAT16),
+    "a head for each key": RecurrentCase(FLOAT32, 3, 3, 32, 16, 3),
+    "many channels": RecurrentCase(BFLOAT16, 1, 2, 64, 48),
+}
+CUTS = ([1] * 30 + [4, 31, 25], [89, 1])
+
+
+def tile(dtype: torch.dtype, states: Tensor, spans: Sequence[tuple[int, int, list[int]]]) -> KernelTile:
+    """A tile without keys and values."""
+    own = [StateSpan(*span) for span in spans]
+    pool = torch.zeros(1, 1, 2, 1, 8, 16, dtype=dtype)
+    return KernelTile(
+        pool,
+        [TileSpan(start, count, [0] * 12) for start, count, _ in spans],
+        dtype,
+        states=TileStates(states, TOKENS, own),
+    )
+
+
+@pytest.fixture(scope="module", params=kernels.NAMES)
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    return kernels.opened(request.param)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> KernelLibrary:
+    return kernels.opened()
+
+
+@pytest.fixture(scope="module")
+def three_threads() -> KernelLibrary:
+    return kernels.opened(threads=3)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_results_and_states_are_right_and_in_any_cutting_the_same(library: KernelLibrary, case: RecurrentCase) -> None:
+    half, (expected, left) = case.half(library), case.expected()
+    whole, states = case.computed(half, [LENGTH])
+    tolerance = 2e-5 if case.dtype == FLOAT32 else 3e-2
+    assert (whole - expected).norm() / (expected - case.x).norm() < tolerance
+    assert (states - left).norm() / left.norm() < tolerance
+    for cuts in CUTS:
+        again, after = case.computed(half, cuts)
+        assert torch.equal(again, whole) and torch.equal(after, states)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_threads_change_nothing(one_thread: KernelLibrary, three_threads: KernelLibrary, case: RecurrentCase) -> None:
+    whole, states = case.computed(case.half(one_thread), [LENGTH])
+    for cuts in ([LENGTH], CUTS[0]):
+        again, after = case.computed(case.half(three_threads), cuts)
+        assert torch.equal(again, whole) and torch.equal(after, states)
+
+
+def test_sequences_in_one_tile_know_nothing_of_each_other(one_thread: KernelLibrary) -> None:
+    case = CASES["bfloat16"]
+    half, pool = case.half(one_thread), case.pool(9)
+    pool[:] = random(9, 9, LAYERS * case.numbers)
+    spans = [(0, 5, [1]), (40, 1, [2, 3]), (30, 40, [8, 5, 6]), (64, 1, [0, 4, 7])]
+    rows = random(10, 47, HIDDEN)
+    apart, parts = pool.clone(), [part.clone() for part in rows.split([count for _, count, _ in spans])]
+    half(rows, tile(case.dtype, pool, spans))
+    for part, span in zip(parts, spans, strict=True):
+        half(part, tile(case.dtype, apart, [span]))
+    assert torch.equal(rows, torch.cat(parts))
+    assert torch.equal(pool, apart)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of workers that drain: another worker takes each of them, or the rest of its time is refunded."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasing_worker import LeasingWorker, leasing_worker
+from scripted_site import ScriptedSite, site
+from scripted_worker import ScriptedWorker, eventually, silent
+
+from pontil.runtime.accounting.audit import audit
+from pontil.runtime.accounting.usage_file import open_to_read
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Failed, Message, Submit
+
+IDS = [40 + number % 50 for number in range(40)]
+PATH = "/v1/prefixes"
+
+
+@pytest.fixture
+def made(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), failover_timeout=60.0) as served:
+        yield served
+
+
+def keep(served: ScriptedSite, **fields: Any) -> str:
+    answer = served.ask("POST", PATH, {"prompt": IDS, "ttl": 600} | fields)
+    assert answer.status == 200, answer.body
+    return str(answer.json["id"])
+
+
+def shown(served: ScriptedSite, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = served.ask("GET", f"{PATH}/{name}").json
+    return found
+
+
+def refusing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "there is no room", 429)
+
+
+def two_workers(served: ScriptedSite, **fields: Any) -> tuple[LeasingWorker, LeasingWorker, str]:
+    """Return a worker that holds a lease, another one that has less room, and the lease."""
+    holder, other = leasing_worker(served, "mixed:0", 1000), leasing_worker(served, "mixed:1", 900)
+    name = keep(served, **fields)
+    if name not in holder.leases:
+        holder, other = other, holder
+    holder.submits.get()
+    return holder, other, name
+
+
+def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: Path) -> None:
+    """Its blocks are pulled, its time goes on without a gap, and nobody is billed for the move."""
+    holder, other, name = two_workers(made, cache_salt="mine")
+    kept = shown(made, name)
+    holder.drain()
+    eventually(lambda: name in other.leases and name not in holder.leases, "the move")
+    first, second = holder.submits.get(), other.submits.get()
+    assert (first.phase, first.lease, second.phase) == ("prefill", None, "decode")
+    assert second.prompt == IDS[:32] == first.prompt and second.cache_salt != ""
+    assert second.lease is not None and second.lease["age"] >= 0.0 and second.lease["seconds"] == 600
+    eventually(lambda: shown(made, name)["state"] == "held", "the end of the move")
+    assert [one.action for one in holder.orders] == ["release"] and not other.orders
+    after = shown(made, name)
+    for field in ("created_at", "ttl", "tokens", "bytes"):
+        assert after[field] == kept[field]
+    assert abs(after["expires_at"] - kept["expires_at"]) <= 1
+    gone = made.ask("DELETE", f"{PATH}/{name}").json["byte_seconds"]
+    assert gone["granted"] == kept["byte_seconds"]["granted"] == gone["held"] + gone["released"]
+    eventually(lambda: not other.leases, "the release where it is now")
+    with closing(open_to_read(tmp_path / "usage.db")) as database:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return database.execute(query).fetchall()
+
+        eventually(lambda: rows("SELECT worker, outcome FROM leases") == [(other.name, "released")], "the row")
+        assert rows("SELECT finish FROM requests") == [("leased",)], "the move is in no bill"
+        live = made.ask("GET", "/admin/ledger").json
+        eventually(lambda: all(one.equal for one in audit(database, live)), "equal books")
+
+
+def test_a_lease_says_that_it_moves(made: ScriptedSite) -> None:
+    """It is with a worker that serves nobody, until another one has it; who extends it meanwhile loses nothing."""
+    holder, other, name = two_workers(made)
+    other.script = silent
+    holder.drain()
+    submit = other.submits.get()
+    assert shown(made, name)["state"] == "moving"
+    longer = made.ask("PATCH", f"{PATH}/{name}", {"ttl": 900}).json["ttl"]
+    eventually(lambda: holder.leases[name].state.seconds == longer, "the extension")
+    other.say(other.grant(submit))
+    eventually(lambda: shown(made, name)["state"] == "held", "the end of the move")
+    eventually(lambda: other.leases[name].state.seconds == longer, "the extension where it is now")
+    assert shown(made, name)["ttl"] == longer
+
+
+def test_a_prompt_that_cannot_be_pulled_is_computed(made: ScriptedSite) -> None:
+    holder, other, name = two_workers(made)
+    other.pulls = False
+    holder.drain()
+    eventually(lambda: name in other.leases and name not in holder.leases, "the move")
+    assert [other.submits.get().phase, other.submits.get().phase] == ["decode", "whole"]
+
+
+@pytest.mark.parametrize("budget", [None, 100])
+def test_what_no_other_worker_can_hold_is_refunded(made: ScriptedSite, budget: int | None) -> None:
+    holder = leasing_worker(made, "mixed:0", 1000)
+    name = keep(made)
+    if budget is not None:
+        leasing_worker(made, "mixed:1", budget)
+    holder.drain()
+    eventually(lambda: shown(made, name)["state"] == "refunded", "the refund")
+    assert [one.action for one in holder.orders] == ["refund"]
+    amounts = shown(made, name)["byte_seconds"]
+    assert amounts["granted"] == amounts["held"] + amounts["refunded"]
+
+
+def test_another_release_takes_no_lease(made: ScriptedSite) -> None:
+    holder = leasing_worker(made, "mixed:0", 1000)
+    name = keep(made)
+    newer = LeasingWorker(made.endpoint, "mixed:1", made.tokenizer, (), role="mixed", revision="next").ready(1000)
+    made.workers.append(newer)
+    newer.start()
+    holder.drain()
+    eventually(lambda: shown(made, name)["state"] == "refunded", "the refund")
+    assert newer.submits.empty()
+
+
+def test_a_worker_that_refuses_twice_is_asked_no_more(made: ScriptedSite) -> None:
+    holder, other, name = two_workers(made)
+    other.script = refusing
+    holder.drain()
+    eventually(lambda: shown(made, name)["state"] == "refunded", "the refund")
+    assert other.submits.qsize() == 2 and not made.proxy.moves.open
+
+
+def test_a_lease_of_many_moves_a_few_at_a_time(made: ScriptedSite) -> None:
+    holder = leasing_worker(made, "mixed:0", 2000)
+    names = [keep(made, prompt=[number, *IDS[1:]]) for number in range(50, 57)]
+    other = leasing_worker(made, "mixed:1", 2000)
+    most = 0
+    move = made.proxy.moves.move
+
+    def counted(view: Any, source: Any) -> None:
+        nonlocal most
+        move(view, source)
+        most = max(most, len(made.proxy.moves.open))
+
+    made.proxy.moves.move = counted  # type: ignore[method-assign]
+    holder.drain()
+    eventually(lambda: set(names) == set(other.leases) and not holder.leases, "all moves")
+    assert most == 4

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cores that workers, the proxy and clients share: who holds up whom, and by how much."""
+
+import pytest
+
+from pontil.runtime.planner.device_profile import CompanyTimes
+from pontil.runtime.planner.shared_cores import DECODE, PROMPT, CoreProcess, OwnCores, SharedCores
+from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
+
+# Beside another step a step takes 1.25 times as long, and beside other work 2 times.
+COMPANY = CompanyTimes(decode_decode=1.25, decode_host=2.0)
+
+
+class Stepper(CoreProcess):
+    """A worker that makes one step, and notes when what it does at its end happens, and when its next turn is."""
+
+    def __init__(self, world: VirtualWorld, cores: OwnCores, place: int, seconds: float, kind: str = DECODE) -> None:
+        super().__init__(world, f"worker {place}")
+        self.cores, self.place, self.seconds, self.kind = cores, place, seconds, kind
+        self.begun_at = world.time
+        self.told = self.next = 0.0
+
+    def turn(self) -> float | None:
+        if self.turns > 1:
+            self.next = self.world.time - self.begun_at
+            return None
+        self.world.spend(self.cores.compute(self, self.place, self.kind, self.seconds))
+        self.acts(self.world.now(), self.tell)
+        return self.world.now()
+
+    def tell(self) -> None:
+        self.told = self.world.time - self.begun_at
+
+
+def steps(
+    count: int, *begins: float, company: CompanyTimes = COMPANY
+) -> tuple[VirtualWorld, SharedCores, list[Stepper]]:
+    """Return workers on so many cores, each of which begins a step of 1 s at a time."""
+    world = VirtualWorld(1)
+    cores = SharedCores(world, count, 1, company)
+    workers = [Stepper(world, cores, place, 1.0) for place in range(len(begins))]
+    for worker, at in zip(workers, begins, strict=True):
+        world.after(at, worker.notify)
+    return world, cores, workers
+
+
+def ends(world: VirtualWorld, workers: list[Stepper]) -> list[float]:
+    world.run(lambda: False)
+    # What a turn does at its end happens when the next one begins, however often it was held up.
+    assert [one.told for one in workers] == pytest.approx([one.next for one in workers])
+    return [one.told for one in workers]
+
+
+def test_a_step_alone_takes_its_time() -> None:
+    world, _, workers = steps(2, 0.0)
+    assert ends(world, workers) == pytest.approx([1.0])
+
+
+def test_steps_on_other_cores_take_what_the_profile_says() -> None:
+    world, _, workers = steps(2, 0.0, 0.0)
+    assert ends(world, workers) == pytest.approx([1.25, 1.25], rel=0.05)
+
+
+def test_steps_on_one_core_take_turns() -> None:
+    world, _, workers = steps(1, 0.0, 0.0)
+    assert ends(world, workers) == pytest.approx([2.0, 2.0], rel=0.3)
+    assert sum(ends(world, workers)) >= 3.0
+
+
+def test_one_that_begins_later_prolongs_what_runs() -> None:
+    world, _, workers = steps(2, 0.0, 0.75)
+    first, second = ends(world, workers)
+    assert 1.0 < first < 1.1 and 1.75 < second < 1.85
+
+
+def test_a_prompt_beside_which_nothing_was_measured_loses_nothing() -> None:
+    world, cores, _ = steps(2)
+    workers = [Stepper(world, cores, place, 1.0, PROMPT) for place in range(2)]
+    for worker in workers:
+        worker.notify()
+    assert ends(world, workers) == pytest.approx([1.0, 1.0])
+
+
+def serve(world: VirtualWorld, cores: SharedCores, at: float, *seconds: float) -> list[float]:
+    found = list[float]()
+    begun = world.time
+    world.after(at, lambda: found.extend(cores.serve(world.time, one) - begun for one in seconds))
+    return found
+
+
+def test_other_work_takes_a_free_core_and_slows_the_step_on_the_other() -> None:
+    world, cores, workers = steps(2, 0.0)
+    served = serve(world, cores, 0.5, 0.25)
+    assert ends(world, workers) == pytest.approx([1.125])
+    assert served == pytest.approx([0.75])
+
+
+def test_other_work_waits_for_other_work_before_it_holds_up_a_step() -> None:
+    world, cores, workers = steps(2, 0.0, company=CompanyTimes())
+    served = serve(world, cores, 0.5, 0.25, 0.25)
+    assert ends(world, workers) == pytest.approx([1.0])
+    assert served == pytest.approx([0.75, 1.0])
+
+
+def test_other_work_holds_up_a_step_where_no_core_is_free() -> None:
+    world, cores, workers = steps(2, 0.0, 0.0, company=CompanyTimes())
+    served = serve(world, cores, 0.5, 0.25, 0.125)
+    # One worker each: the second time the other one.
+    assert sorted(ends(world, workers)) == pytest.approx([1.125, 1.25])
+    assert served == pytest.approx([0.75, 0.625])
+
+
+def test_a_worker_waits_for_other_work_that_cannot_move() -> None:
+    for count, expected in ((2, 1.1), (1, 1.25)):
+        world, cores, workers = steps(count, 0.1)
+        # Both cores have such work, or the only one has.
+        serve(world, cores, 0.0, *(0.25,) * count)
+        world.run(lambda: False)
+        assert workers[0].told > expected - 0.1
+    world, cores, workers = steps(2, 0.1, company=CompanyTimes())
+    serve(world, cores, 0.0, 0.25)
+    assert ends(world, workers) == pytest.approx([1.1])
+
+
+def test_own_cores_are_always_free() -> None:
+    world = VirtualWorld(1)
+    worker = Stepper(world, OwnCores(), 0, 1.0)
+    worker.notify()
+    assert OwnCores().serve(2.0, 0.5) == 2.5
+    assert ends(world, [worker]) == pytest.approx([1.0])

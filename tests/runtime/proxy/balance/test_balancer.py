@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of role changes: bounded and without oscillation whatever it is told, and the best split in the end."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pontil.runtime.proxy.balance.balancer import CALM, ENOUGH, MARGIN, PAUSE, REVERSAL, RoleBalancer
+from pontil.runtime.proxy.balance.needs import FULL, Needs
+
+SPLITS = st.tuples(st.integers(1, 8), st.integers(1, 8))
+AMOUNTS = st.floats(0.0, 20.0)
+# A look at the load: the seconds since the last one, and what is needed.
+LOOKS = st.lists(st.tuples(st.floats(0.0, 30.0), AMOUNTS, AMOUNTS), max_size=60)
+# Factors on needs that stay the same, as they are measured.
+NOISE = st.lists(st.tuples(st.floats(0.95, 1.05), st.floats(0.95, 1.05)), min_size=120, max_size=120)
+
+
+def changes(split: tuple[int, int], looks: list[tuple[float, float, float]]) -> list[tuple[float, str]]:
+    """Return the changes, with their times, of a site that carries each out at once."""
+    balancer, now, (prefill, decode), made = RoleBalancer(), 0.0, split, []
+    for seconds, prompts, answers in looks:
+        now += seconds
+        role = balancer.decide(now, Needs(prompts, answers), prefill, decode)
+        if role is not None:
+            step = 1 if role == "prefill" else -1
+            prefill, decode = prefill + step, decode - step
+            balancer.made(now, role)
+            made.append((now, role))
+        assert min(prefill, decode) >= 1 and prefill + decode == sum(split)
+    return made
+
+
+@given(SPLITS, LOOKS)
+def test_changes_are_bounded_whatever_the_load_does(
+    split: tuple[int, int], looks: list[tuple[float, float, float]]
+) -> None:
+    """Each role keeps a worker, and a change waits for its pause: a longer one to go back."""
+    for (before, first), (after, second) in pairwise(changes(split, looks)):
+        assert after - before >= (PAUSE if first == second else REVERSAL)
+
+
+@given(SPLITS, AMOUNTS, AMOUNTS, NOISE)
+def test_a_load_that_stays_the_same_is_not_followed_back(
+    split: tuple[int, int], prompts: float, answers: float, noise: list[tuple[float, float]]
+) -> None:
+    """No oscillation: however what is measured trembles, workers change in one direction only."""
+    looks = [(1.0, prompts * more, answers * less) for more, less in noise]
+    assert len({role for _, role in changes(split, looks)}) <= 1
+
+
+@given(SPLITS, AMOUNTS, AMOUNTS)
+def test_a_split_is_left_if_another_one_is_better(split: tuple[int, int], prompts: float, answers: float) -> None:
+    needs, (prefill, decode) = Needs(prompts, answers), split
+    for _, role in changes(split, [(1.0, prompts, answers)] * 100):
+        step = 1 if role == "prefill" else -1
+        before = needs.pressure(prefill, decode)
+        prefill, decode = prefill + step, decode - step
+        assert needs.pressure(prefill, decode) < before
+    reached = max(CALM, needs.pressure(prefill, decode))
+    for other in ((prefill + 1, decode - 1), (prefill - 1, decode + 1)):
+        if min(other) >= 1:
+            assert max(CALM, needs.pressure(*other)) >= (1 - MARGIN - 0.01) * reached
+
+
+def test_what_gains_much_is_done_soon_and_what_gains_little_is_not() -> None:
+    def seconds(prompts: float, answers: float) -> float | None:
+        made = changes((2, 2), [(0.5, prompts, answers)] * 100)
+        return made[0][0] if made else None
+
+    much, some = seconds(6.0, 0.5), seconds(2.6, 1.3)
+    assert much is not None and some is not None and much < some
+    # Of three times as much as can be done a third is gained at once, of less than is noticed nothing.
+    assert much <= ENOUGH / (1 / 3 - MARGIN) + 1.0
+    assert seconds(1.75, 1.6) is None and seconds(CALM * FULL, 0.0) is None
+
+
+def test_a_stopped_proxy_makes_up_for_nothing() -> None:
+    """Needs that it saw once do not count for all the time that it was stopped."""
+    assert changes((2, 2), [(1.0, 0.1, 0.1), (3600.0, 2.6, 1.3)]) == []

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of adapters that processes merge: in whatever order they come, all end with the same."""
+
+from itertools import permutations
+
+from pontil.runtime.wire import adapter_book
+from pontil.runtime.wire.adapter_book import AdapterBook, AdapterChange
+from pontil.runtime.wire.messages import AdapterTable
+
+ONE, TWO = "5a" * 32, "1c" * 32
+CHANGES = (
+    AdapterChange(1, ONE, "/a"),
+    AdapterChange(2, "", ""),
+    AdapterChange(2, TWO, "/b"),
+    AdapterChange(3, ONE, "/a"),
+)
+
+
+def test_changes_in_any_order_end_alike() -> None:
+    for order in permutations(CHANGES):
+        book = AdapterBook()
+        changed = [bool(book.merge({"sql": change})) for change in order]
+        assert book.changes == {"sql": CHANGES[-1]} and changed[0], order
+        assert not book.merge({"sql": CHANGES[1]})
+    # Of two with one number all choose the same.
+    ties = [AdapterBook(), AdapterBook()]
+    for book, order in zip(ties, (CHANGES[1:3], CHANGES[2:0:-1]), strict=True):
+        for change in order:
+            book.merge({"sql": change})
+    assert ties[0] == ties[1] and ties[0].changes["sql"].digest == TWO
+
+
+def test_names_of_the_launch_stand_until_they_are_changed() -> None:
+    book, before = AdapterBook(), {"law": ONE, "sql": TWO}
+    assert book.named(before) == before and book.digest_of("law", ONE) == ONE and book.digest_of("x", None) is None
+    book.merge({"law": AdapterChange(book.next_number, "", ""), "x": AdapterChange(book.next_number, ONE, "/x")})
+    assert book.named(before) == {"sql": TWO, "x": ONE}
+    assert book.digest_of("law", ONE) is None and book.digest_of("x", None) == ONE
+
+
+def test_a_message_tells_all_of_a_book_and_who_lacks_some_is_noticed() -> None:
+    book, other = AdapterBook({"sql": CHANGES[0]}), AdapterBook()
+    told = AdapterTable("p", "w", *book.fields)
+    assert book.lacks(AdapterTable("w", "p", *other.fields))
+    assert other.take(told) == ["sql"] and other == book and other.take(told) == []
+    assert not book.lacks(AdapterTable("w", "p", *other.fields))
+    # No other text is taken for a digest.
+    assert (
+        other.take(AdapterTable("p", "w", {"bad": 9}, {"bad": "../x"}, {"bad": "/"})) == []
+        and "bad" not in other.changes
+    )
+
+
+def test_names_that_are_remembered_are_bounded() -> None:
+    most = adapter_book.MOST_NAMES
+    book = AdapterBook({f"gone{number}": AdapterChange(number, "", "") for number in range(1, most + 1)})
+    book.merge({"new": AdapterChange(most + 1, ONE, "/a")})
+    assert len(book.changes) == most and "gone1" not in book.changes and "new" in book.changes

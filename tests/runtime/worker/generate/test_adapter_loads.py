@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters come into memory when they are asked for, and leave it within a limit, but for those in use."""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pontil.gpu_ops.parameters.adapters import MadeAdapter
+from pontil.runtime.engine.sequences import known_adapters
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
+from pontil.runtime.errors import AdapterError
+from pontil.runtime.models.adapters import ModelAdapters
+from pontil.runtime.wire.messages import AdapterState, AdapterTable
+from pontil.runtime.worker.generate import adapter_loads
+from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
+from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.process.worker_request import WorkerRequest
+
+DIGESTS = {name: f"{place:02x}" * 32 for place, name in enumerate("abcd", 1)}
+SIZE = 10
+
+
+class Loads:
+    """Adapters of 10 bytes each, of which so many bytes have room; the reader is called by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
+        self.numbers: dict[int, str] = {}
+        self.files = {f"/{name}": digest for name, digest in DIGESTS.items()}
+        self.known = KnownAdapters(memory)
+        model = cast(ModelAdapters, SimpleNamespace(remove=lambda number: self.numbers.pop(number, None)))
+        self.loads = AdapterLoads(self.known, model, lambda: None)
+        self.jobs: list[tuple[str, str]] = []
+        self.running: list[WorkerRequest] = []
+        monkeypatch.setattr(adapter_loads, "make_adapter", self.make)
+        monkeypatch.setattr(type(self.loads.reader), "started", True)
+        monkeypatch.setattr(self.loads.reader, "put", self.jobs.append)
+        for name, digest in DIGESTS.items():
+            self.known.learn(name, digest, f"/{name}")
+
+    def make(self, model: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
+        if directory not in self.files:
+            raise AdapterError(f"{source} is gone")
+        digest = self.files[directory]
+        return digest, MadeAdapter(SIZE, lambda number: self.numbers.update({number: digest}))
+
+    def ask(self, name: str) -> WorkerRequest:
+        request = cast(WorkerRequest, SimpleNamespace(submit=SimpleNamespace(adapter=DIGESTS.get(name, "")), name=name))
+        if self.loads.submit(request):
+            self.running.append(request)
+        return request
+
+    def used(self) -> list[str]:
+        return [one.submit.adapter for one in self.running]
+
+    def turn(self) -> str:
+        """Read what is to be read, and return the names of those that started."""
+        started = ""
+        for _ in range(3):
+            while self.jobs:
+                self.loads.read(self.jobs.pop(0))
+            for request in self.loads.poll(self.used):
+                self.running.append(request)
+                started += cast(Any, request).name
+        return started
+
+    @property
+    def memory(self) -> str:
+        names = {digest: name for name, digest in DIGESTS.items()}
+        held = {*self.numbers.values()}
+        assert held == set(self.loads.memory)
+        assert all(self.known.by_digest[digest].used.number == number for number, digest in self.numbers.items())
+        return "".join(sorted(names[digest] for digest in held))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], Loads]]:
+    yield lambda memory: Loads(monkeypatch, memory)
+
+
+def test_a_request_waits_for_its_adapter_and_no_other_request_does(made: Callable[[int | None], Loads]) -> None:
+    loads = made(None)
+    loads.ask("")
+    loads.ask("a")
+    assert len(loads.running) == 1 and len(loads.loads) == 1
+    assert loads.turn() == "a" and loads.memory == "a"
+    loads.ask("a")
+    assert len(loads.running) == 3
+
+
+def test_the_one_used_longest_ago_leaves_and_comes_back(made: Callable[[int | None], Loads]) -> None:
+    loads = made(25)
+    for name in "ab":
+        loads.ask(name)
+    assert loads.turn() == "ab" and loads.memory == "ab"
+    loads.running.clear()
+    loads.ask("a")
+    loads.running.clear()
+    loads.ask("c")
+    assert loads.turn() == "c" and loads.memory == "ac"
+    loads.running.clear()
+    loads.ask("b")
+    assert loads.turn() == "b" and loads.memory == "bc"
+
+
+def test_none_in_use_leaves_and_who_waits_for_room_is_not_overtaken(made: Callable[[int | None], Loads]) -> None:
+    loads = made(25)
+    for name in "ab":
+        loads.ask(name)
+    loads.turn()
+    loads.ask("c")
+    assert loads.turn() == "" and loads.memory == "ab"
+    # Else those of a and b could keep c out for ever.
+    loads.ask("a")
+    assert loads.turn() == "" and len(loads.loads) == 2
+    loads.running = [one for one in loads.running if one.submit.adapter != DIGESTS["b"]]
+    assert loads.turn() == "ca" and loads.memory == "ac"
+
+
+def test_what_was_left_while_it_waited_takes_no_room(made: Callable[[int | None], Loads]) -> None:
+    loads = made(15)
+    loads.ask("a")
+    assert loads.turn() == "a"
+    waiting = loads.ask("b")
+    assert loads.turn() == ""
+    assert loads.loads.cancel(waiting) and not loads.loads.cancel(waiting)
+    loads.ask("a")
+    loads.turn()
+    assert loads.memory == "a" and not loads.loads.ready and len(loads.running) == 2
+
+
+@pytest.mark.parametrize("memory", [None, 5])
+def test_what_cannot_be_loaded_fails_its_requests(made: Callable[[int | None], Loads], memory: int | None) -> None:
+    loads = made(memory)
+    if memory is None:
+        loads.files["/a"] = DIGESTS["b"]
+        del loads.files["/b"]
+    for name in "aab":
+        loads.ask(name)
+    assert loads.turn() == "" and loads.memory == "" and not loads.loads.waiting
+    reasons = [reason for _, reason, status in loads.loads.failed if status == 503]
+    words = ("--adapter-memory",) * 3 if memory else ("other files", "other files", "is gone")
+    assert len(reasons) == 3 and all(word in reason for word, reason in zip(words, reasons, strict=True)), reasons
+    assert loads.loads.checks.failed.keys() == {DIGESTS["a"], DIGESTS["b"]}
+
+
+def test_an_adapter_without_a_name_leaves_memory_after_its_last_request(
+    made: Callable[[int | None], Loads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = made(None)
+    for name in "ab":
+        loads.ask(name)
+    loads.turn()
+    loads.known.unname("a")
+    loads.loads.retire(loads.used)
+    assert loads.memory == "ab"
+    loads.running.pop(0)
+    loads.loads.retire(loads.used)
+    assert loads.memory == "b"
+    # A request that was sent before is computed nevertheless.
+    loads.ask("a")
+    assert loads.turn() == "a" and loads.memory == "ab"
+    monkeypatch.setattr(known_adapters, "MOST_RETIRED", 0)
+    loads.running.clear()
+    loads.loads.retire(loads.used)
+    assert DIGESTS["a"] not in loads.known.by_digest and loads.memory == "b"
+    # Its number is free.
+    assert loads.known.learn("e", "ee" * 32, "/e").used.number == 0
+
+
+class Link:
+    """A proxy that was registered with, and what it was told."""
+
+    proxy, registration, takes_adapters = "p", ("p", 0), True
+
+    def __init__(self) -> None:
+        self.sent: list[AdapterState] = []
+
+    def send(self, message: AdapterState) -> None:
+        self.sent.append(message)
+
+
+def table(**changes: tuple[int, str]) -> AdapterTable:
+    digests = {name: DIGESTS.get(what, "") for name, (_, what) in changes.items()}
+    directories = {name: f"/{what}" if what else "" for name, (_, what) in changes.items()}
+    return AdapterTable("p", "w", {name: number for name, (number, _) in changes.items()}, digests, directories)
+
+
+def test_a_proxy_is_told_what_became_of_its_changes(made: Callable[[int | None], Loads]) -> None:
+    loads, link = made(None), Link()
+    adapters = WorkerAdapters("w", cast(ProxyLinks, SimpleNamespace(links=[link])), loads.loads, ("/a", "/b"))
+    adapters.tick(loads.used)
+    assert [one.changes for one in link.sent] == [{}], "a new proxy, of the names of the launch"
+    adapters.take(table(x=(1, "a"), y=(2, "c"), z=(3, "b")))
+    adapters.tick(loads.used)
+    assert not link.sent[-1].loaded and link.sent[-1].failed == {"y": "/c is not in its --adapter-directory"}
+    del loads.files["/b"]
+    loads.turn()
+    adapters.tick(loads.used)
+    told = link.sent[-1]
+    assert told.loaded == {"x": DIGESTS["a"]} and told.memory == [DIGESTS["a"]]
+    assert told.failed.keys() == {"y", "z"} and "is gone" in told.failed["z"]
+    count = len(link.sent)
+    adapters.tick(loads.used)
+    assert len(link.sent) == count, "nothing is new"
+    # An older change changes nothing, but is answered; a proxy that begins anew is told all.
+    adapters.take(table(x=(0, "b")))
+    adapters.tick(loads.used)
+    assert len(link.sent) == count + 1 and link.sent[-1].digests["x"] == DIGESTS["a"]
+    link.proxy, link.registration = "q", ("q", 0)
+    adapters.tick(loads.used)
+    assert len(link.sent) == count + 2 and link.sent[-1].receiver == "q"
+    del loads.known.by_name["a"]
+    adapters.take(table(x=(4, "")))
+    adapters.tick(loads.used)
+    assert link.sent[-1].changes["x"] == 4 and not link.sent[-1].loaded and not link.sent[-1].memory

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a model with recurrent layers: handoffs and failover go on from states, with the tokens of one worker
+alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import by_default
+from kept_places import WorkerPlace
+from tiers import wait_until_idle
+from tiny_hybrid import write_tiny_hybrid
+from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
+
+from pontil.runtime.cache.layout import STATE_TOKENS, layout_for
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.hf.config import read_hf_config
+from pontil.runtime.worker.start import kv_tiers
+
+LENGTH = 300
+SETTINGS: dict[str, Any] = {"max_model_len": 800, "kv_cache_memory": 8 << 20, "kernels": "auto"}
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_tiny_hybrid(folder)
+    return folder
+
+
+@pytest.fixture
+def place(proxy: ScriptedProxy, hybrid: Path, tmp_path: Path) -> Iterator[WorkerPlace]:
+    made = WorkerPlace(proxy, hybrid, tmp_path, "mixed:0", "mixed")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("connector", "dtype", "cells"),
+    by_default(
+        {("shm", "bfloat16", "int8")},
+        [("shm", "bfloat16", "int8"), ("tcp", "float32", "auto"), ("tcp", "bfloat16", "fp8")],
+    ),
+)
+def test_two_workers_make_the_tokens_of_one(
+    proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, connector: str, dtype: str, cells: str
+) -> None:
+    own = SETTINGS | {"kv_connector": connector, "dtype": dtype, "kv_cache_dtype": cells}
+    prefill, decode = (open_worker(hybrid, tmp_path, f"{role}:0", role, **own) for role in ("prefill", "decode"))
+    assert prefill.machine.kernels != "torch" and prefill.machine.layout.block_size == STATE_TOKENS
+    proxy.admit(prefill, decode)
+    proxy.submit_pair(prefill, decode, "split", prompt(LENGTH), drawn(12), salt="same")
+    proxy.submit(decode, "whole", prompt(LENGTH), drawn(12))
+    split, whole = proxy.finish("split", "whole")
+    assert split.ids == whole.ids and len(whole.ids) == 12
+    # The first block is known by now: the other one alone is pulled.
+    proxy.submit_pair(prefill, decode, "again", prompt(LENGTH), drawn(12), salt="same")
+    (again,) = proxy.finish("again")
+    assert again.ids == whole.ids
+    everyone_clean(proxy)
+    counts, size = decode.decode.counts, decode.machine.layout.block_bytes
+    assert (counts.complete, counts.bytes) == (2, 3 * size)
+
+
+def test_a_worker_that_is_killed_leaves_whole_blocks(place: WorkerPlace) -> None:
+    worker = place.start(**SETTINGS)
+    assert worker.machine.recorder is not None
+    place.proxy.submit(worker, "cut", prompt(LENGTH), drawn(100), salt="same")
+    place.proxy.turn_until(lambda: "cut" in place.proxy.answers and len(place.proxy.answers["cut"].ids) > 8)
+    worker.machine.recorder.rest(60.0)
+    place.end()
+    place.start(**SETTINGS)
+    first, cached = place.ask(prompt(LENGTH), 12)
+    assert cached == STATE_TOKENS
+    other = WorkerPlace(place.proxy, place.model, place.folder, "mixed:1", "mixed")
+    other.start(**SETTINGS)
+    assert other.ask(prompt(LENGTH), 12) == (first, 0)
+    other.close()
+
+
+def test_a_turn_goes_on_from_what_the_answer_filled(place: WorkerPlace) -> None:
+    place.start(**SETTINGS)
+    first, _ = place.ask(prompt(250), 40)
+    turn = [*prompt(250), *first, 7, 8]
+    again = place.ask(turn)
+    assert again[1] == STATE_TOKENS
+    other = WorkerPlace(place.proxy, place.model, place.folder, "mixed:1", "mixed")
+    other.start(**SETTINGS, prefix_caching=False)
+    assert other.ask(turn) == (again[0], 0)
+    other.close()
+
+
+def test_evicted_states_are_read_back(
+    proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tiers, "seconds_of_token", lambda engine, tokens: 60.0)
+    layout = layout_for(read_hf_config(hybrid), 16, "float32")
+    own = SETTINGS | {"kv_cache_memory": 5 * layout.block_bytes, "max_model_len": 700, "kv_tier_memory": 4 << 20}
+    worker = open_worker(hybrid, tmp_path, "mixed:0", "mixed", **own)
+    proxy.admit(worker)
+    answers = []
+    for name, tokens in {"first": prompt(600), "other": prompt(690)[::-1], "again": prompt(600)}.items():
+        proxy.submit(worker, name, tokens, drawn(8), salt="same")
+        answers += proxy.finish(name)
+        assert worker.machine.scheduler.tier.store is not None
+        wait_until_idle(worker.machine.scheduler.tier.store)
+    assert answers[0].ids == answers[2].ids and answers[2].frames[0].cached_tokens == 2 * STATE_TOKENS
+    # Prefixes are evicted from their ends.
+    assert worker.load().counters["kv_tier_hit_tokens"] == STATE_TOKENS
+    everyone_clean(proxy)
+
+
+def test_what_a_state_cannot_do_is_refused_at_the_start(hybrid: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="leave --speculative-tokens out"):
+        open_worker(hybrid, tmp_path, "mixed:0", "mixed", **SETTINGS, speculative_tokens=2)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads that shift, on sites whose roles are fixed and on one whose roles follow the load, in virtual time."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from recorded_profile import small_profile
+
+from pontil.runtime.planner.device_profile import DeviceProfile, StepTimes
+from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, PlannedTrial
+
+# Workers of a site, and the limits of its requests in milliseconds.
+WORKERS, TTFT, TPOT = 4, 8_000.0, 150.0
+# Seconds of a phase, and the part of what the best split can do that is asked for.
+SECONDS, ASKED = 80.0, (0.5, 0.75)
+# Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens: a slow device has few
+# tokens to simulate.
+BASE, ROW, START, TOKEN = 100.0, 4.0, 40.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """So many seconds of requests, of about so many tokens each, at a rate."""
+
+    seconds: float
+    rate: float
+    prompt: int
+    answer: int
+
+
+def slow_profile() -> DeviceProfile:
+    """Return a profile whose steps take 100 ms and 4 ms for each row that decodes, or 40 ms and 2 ms for each prompt
+    token, whatever they read."""
+    small = small_profile(seats=32, interleaved_tokens=0)
+    decode = ((float(rows), 0.0, 0.0, 0.0, BASE + ROW * rows) for rows in (1, 8, 32))
+    prompts = ((0.0, 0.0, float(tokens), 0.0, START + TOKEN * tokens) for tokens in (16, 64, 256))
+    return DeviceProfile(small.about, small.sizes, StepTimes((*decode, *prompts), small.times.pulls), small.host)
+
+
+class ShiftingTrial(PlannedTrial):
+    """One phase after the other on a site, each a Poisson process. Equal seeds ask equal things at equal times."""
+
+    def __init__(self, site: PlannedSite, phases: Sequence[Phase], seed: int) -> None:
+        chance = random.Random(seed)
+        self.moments = list(moments(phases, chance))
+        load = PlannedLoad(len(self.moments), rate=1.0, seed=seed)
+        super().__init__(site, load, (asked(phase, chance) for _, phase in self.moments))
+
+    def send_at_moments(self, rate: float) -> None:
+        for due, _ in self.moments:
+            self.world.at(self.began + due, self.send_next)
+
+
+def moments(phases: Sequence[Phase], chance: random.Random) -> Iterator[tuple[float, Phase]]:
+    begin = 0.0
+    for phase in phases:
+        due = chance.expovariate(phase.rate)
+        while due < phase.seconds:
+            yield begin + due, phase
+            due += chance.expovariate(phase.rate)
+        begin += phase.seconds
+
+
+def asked(phase: Phase, chance: random.Random) -> Asked:
+    """Return a prompt and the tokens of its answer, each from half to one and a half of the phase's."""
+    prompt, answer = (max(1, round(mean * chance.uniform(0.5, 1.5))) for mean in (phase.prompt, phase.answer))
+    return [chance.randrange(100, 40_000) for _ in range(prompt)], answer
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """The outcome: the share of requests that kept both limits, and the role changes with their times."""
+
+    share: float
+    changes: list[tuple[float, str, str]]
+
+
+def kept(one: PlannedRequest) -> bool:
+    if one.failure is not None:
+        return False
+    first, last = one.arrivals[0], one.arrivals[-1]
+    return first - one.sent <= TTFT / 1e3 and (last - first) / max(1, one.tokens - 1) <= TPOT / 1e3
+
+
+def outcome(prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool) -> Balanced:
+    """Run a load on so many prefill workers, the others decode; where they `balance`, these are the first roles."""
+    options: dict[str, Any] = {"ttft_limit": TTFT, "tpot_limit": TPOT, "balance": "auto"} if balance else {}
+    site = PlannedSite(PlannedTopology(prefill, WORKERS - prefill, 0, "auto"), MODEL.get(), seed, options)
+    report = ShiftingTrial(site, phases, seed).run()
+    assert not site.world.failures, site.world.failures
+    site.close()
+    began = site.world.time - report.seconds
+    share = sum(map(kept, report.requests)) / max(1, len(report.requests))
+    return Balanced(round(share, 4), [(round(at - began, 2), name, role) for at, name, role in site.roles.made])
+
+
+class KeptModel:
+    """The model of `slow_profile`, made once: its grammars take a while."""
+
+    def __init__(self) -> None:
+        self.made: Any = None
+
+    def get(self) -> Any:
+        self.made = self.made or planned_model(slow_profile())
+        return self.made
+
+
+MODEL = KeptModel()
+
+
+def capacity(prompt: int, answer: int, prefill: int) -> float:
+    """Return the requests per second that a split has time for, within the limit per token."""
+    rows = (TPOT - BASE) / ROW
+    computing = (START * ceil(prompt / 256) + TOKEN * prompt) / 1e3
+    drawing = answer * TPOT / 1e3 / rows
+    return min(prefill / computing, (WORKERS - prefill) / drawing)
+
+
+def best_rate(prompt: int, answer: int) -> float:
+    return max(capacity(prompt, answer, prefill) for prefill in range(1, WORKERS))
+
+
+def shifting(seed: int) -> list[Phase]:
+    """Return prompts, answers and prompts again, or the other way round: each a good part of what the best split for
+    it can do."""
+    chance = random.Random(f"shift {seed}")
+    prompts, answers = (
+        Phase(SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths) for lengths in ((1024, 16), (64, 160))
+    )
+    return [prompts, answers, prompts] if seed % 2 else [answers, prompts, answers]
+
+
+def steady(seed: int) -> list[Phase]:
+    """Return one load of some kind for all the time, for which some split is the best."""
+    chance = random.Random(f"steady {seed}")
+    lengths = chance.choice((64, 256, 1024)), chance.choice((4, 16, 64))
+    return [Phase(2 * SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths)]
