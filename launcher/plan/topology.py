@@ -142,7 +142,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "others": plan_others(options, workers, graph),
         "adapters": {one.model_name: one.adapter_paths for one in models},
         "gpu_memory": free_gpu_memory(machine),
-        "groups": {one.model_name: served_name(one) if number else "" for number, one in enumerate(models)},
+        "groups": groups_of(models, graph),
         "model_memory": options.model_memory,
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
@@ -162,6 +162,12 @@ def models_of(children: Sequence[ChildPlan]) -> list[str]:
     """Return the models that these processes need, each once."""
     further = [model["model"] for child in children for model in child.config.get("further_models", ())]
     return list(dict.fromkeys([*(name for child in children for name in child.models.values()), *further]))
+
+
+def groups_of(models: Sequence[LaunchOptions], graph: StagedModel | None) -> dict[str, str]:
+    """Return the group of workers of each model that answers, by the name under which it is looked for."""
+    first = first_stage(graph)
+    return {stage_model(one, first): served_name(one) if number else "" for number, one in enumerate(models)}
 
 
 def share_devices(workers: Sequence[ChildPlan]) -> bool:

@@ -77,6 +77,12 @@ def test_tables_have_workers_and_options_of_their_own(tmp_path: Path) -> None:
     assert topology(role="proxy", models=tables(tmp_path)).children[0].config["further_models"]
 
 
+@pytest.mark.parametrize("flags", [{"model": "speech-demo"}, {"model": "/models/small"}, TWO_NAMES])
+def test_every_model_that_is_looked_for_has_a_group(flags: dict[str, Any]) -> None:
+    config = topology(role="mixed", **flags).prepare.config
+    assert config["demands"].keys() == config["groups"].keys() and "" in config["groups"].values()
+
+
 def test_fast_sums_are_compared_within_a_model(tmp_path: Path) -> None:
     text = '[a]\nmodel = "/a"\nmixed = "cpu:0+cpu:1"\n[b]\nmodel = "/b"\nmixed = "cpu:2"\n'
     topology(models=tables(tmp_path, text), tensor_parallel_arithmetic="fast")
