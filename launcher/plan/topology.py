@@ -140,7 +140,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "log_level": options.log_level,
         "demands": plan_demands(models, workers, machine, graph),
         "others": plan_others(options, workers, graph),
-        "adapters": {one.model_name: one.adapter_paths for one in models},
+        "adapters": {stage_model(one, first_stage(graph)): one.adapter_paths for one in models},
         "gpu_memory": free_gpu_memory(machine),
         "groups": groups_of(models, graph),
         "model_memory": options.model_memory,
