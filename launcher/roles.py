@@ -165,7 +165,13 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.probe.adapters import check_adapters
-    from pontil.runtime.probe.footprint import MemoryDemand, check_memory, check_room
+    from pontil.runtime.probe.footprint import (
+        MemoryDemand,
+        awake_bytes,
+        check_all_memory,
+        check_each_memory,
+        check_room,
+    )
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints
 
     cache = Path(config["cache_dir"])
@@ -173,19 +179,22 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
-    lines = list[str]()
     for name, demand in demands.items():
-        check_adapters(config["adapters"], paths[name], demand.workers)
+        check_adapters(config["adapters"][name], paths[name], demand.workers)
         draft = demand.speculative_model
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
-        lines += check_memory(paths[name], demand, None if draft is None else paths[draft], others)
-    if not demands:
-        lines += check_room(others, config["gpu_memory"])
+    wanted = [(paths[name], demand, paths.get(demand.speculative_model or "")) for name, demand in demands.items()]
+    sizes = {config["groups"][name]: awake_bytes(*one) for name, one in zip(demands, wanted, strict=True)}
+    memory = config["model_memory"]
+    if memory is None:
+        lines = check_all_memory(wanted, others) if demands else check_room(others, config["gpu_memory"])
+    else:
+        lines = check_each_memory(wanted, others, memory)
     for line in lines:
         logging.getLogger("pontil").info("memory on %s", line)
     paths.pop(MTP, None)
-    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
+    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()}, sizes=sizes)
 
 
 def find_draft(target: Path, name: str, cache: Path) -> Path:
@@ -250,7 +259,7 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
         others = other_footprints(beside, here)
         demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
         for name in demands.keys() & here.keys():
-            check_adapters(config["adapters"], here[name], demands[name].workers)
+            check_adapters(config["adapters"][name], here[name], demands[name].workers)
         lines = [memory_lines(here[name], demand, others) for name, demand in demands.items() if name in here]
         if not demands:
             check_room(others, config["gpu_memory"])

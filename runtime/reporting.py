@@ -35,6 +35,10 @@ class Reporter(Protocol):
         """Pass on that an operator asks for a change of the launch's workers. Lines about the change of this number
         come as commands."""
 
+    def used(self, models: dict[str, list[int]]) -> None:
+        """Report for each model how many requests it had, how many are open, and how many of these wait for a worker.
+        The first model's name is empty."""
+
     def stepped(self, number: int, working: bool) -> None:
         """Report that step `number` was made, or is about to be; `working` says that work waits. Cheap: call it at each
         step, and with working=True before the first step after an idle time, or a step that hangs goes unseen.
@@ -50,4 +54,5 @@ class NoReports:
     def failed(self, reason: str) -> None: ...
     def settled(self, order: int, drained: bool) -> None: ...
     def asked(self, number: int, request: dict[str, Any]) -> None: ...
+    def used(self, models: dict[str, list[int]]) -> None: ...
     def stepped(self, number: int, working: bool) -> None: ...

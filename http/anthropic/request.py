@@ -219,7 +219,7 @@ SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 TIERS = {"auto": "auto", "standard_only": "default"}
 CHATS = {declared.name: declared for declared in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
 OWN = (
-    Parameter("model", TextType(), "the name of the one model that is served, or one that begins with `claude-`"),
+    Parameter("model", TextType(), "the name of a model that is served, or one that begins with `claude-`"),
     Parameter("messages", ShapedType(read_turns, TURNS), "the turns of user and assistant", required=True),
     Parameter("max_tokens", IntegerType(1), "the most tokens of the answer, if the context has room", required=True),
     Parameter("system", ShapedType(read_system, TEXTS), "a system message before the others"),

@@ -26,9 +26,9 @@ class MessagesRoutes:
         self.generation, self.seal = generation, seal
 
     async def create_message(self, request: Request) -> HTTPResponse | None:
-        generation = self.generation
-        messages_request = await generation.read(request, partial(read_messages_request, seal=self.seal))
-        chat = self.chat(messages_request)
+        messages_request = await self.generation.read(request, partial(read_messages_request, seal=self.seal))
+        generation = self.generation.chosen(request)
+        chat = self.chat(messages_request, generation)
         ready = await generation.ready_chat(request, chat, messages_request.max_tokens)
         shape = MessagesShape(
             generation.heading(request, PREFIX, ready),
@@ -42,18 +42,20 @@ class MessagesRoutes:
 
     async def count_tokens(self, request: Request) -> HTTPResponse:
         """Return how many tokens the input has, which may be more than the context holds."""
-        generation = self.generation
-        chat = self.chat(await generation.read(request, partial(read_count_request, seal=self.seal)))
+        count_request = await self.generation.read(request, partial(read_count_request, seal=self.seal))
+        generation = self.generation.chosen(request)
+        chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
-        limit = TextLimit(generation.preparation.snapshot(ticket).known_context, whole=False)
+        snapshot = await generation.preparation.snapshot(ticket)
+        limit = TextLimit(snapshot.known_context, whole=False)
         prompt = await generation.prompts.chat(chat.prompt, limit)
         return json_response({"input_tokens": len(prompt.ids)})
 
-    def chat(self, messages_request: MessagesRequest) -> ChatRequest:
-        """Return the chat that is answered by the model that is here, which reasons if that is asked for."""
-        chat, prompts = messages_request.chat, self.generation.prompts
+    def chat(self, messages_request: MessagesRequest, generation: GenerationRoutes) -> ChatRequest:
+        """Return the chat that is answered by a model that is here, which reasons if that is asked for."""
+        chat, prompts = messages_request.chat, generation.prompts
         ignored, name = chat.prompt.ignored, chat.model
-        if name is not None and name != self.generation.model.name and name.startswith(FAMILY) and not ignored.strict:
+        if name is not None and name != generation.model.name and name.startswith(FAMILY) and not ignored.strict:
             ignored.note("model")
             chat = replace(chat, model=None)
         return with_reasoning(chat, prompts, messages_request.thinks, "thinking")

@@ -209,7 +209,7 @@ class RunningBatch:
     def is_served(self) -> bool:
         """True if a failure may be the line's own fault: there are workers, and the proxy does not end."""
         proxy = self.site.proxy
-        return bool(proxy.registry.generating.available) and not proxy.readiness.is_draining
+        return any(group.available for group in proxy.registry.answering) and not proxy.readiness.is_draining
 
 
 async def stopped(tasks: "list[asyncio.Task[None]]") -> None:

@@ -2,11 +2,12 @@
 """The served model, its name and its description."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.errors import RequestError
+from pontil.runtime.config.proxy_config import FurtherModel, ProxyConfig
+from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
+from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.ticket import ChosenAdapter
@@ -30,27 +31,54 @@ def model_object(proxy: Proxy, name: str, vocab_size: int, snapshot: RegistrySna
 
 
 class ServedModel:
-    """The model's name and description."""
+    """A model that generates: its name, its tokenizer and its description. `key` is that of its workers."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
-        self.name = proxy.config.served_model_name
-        self.vocab_size = proxy.tokenizer.vocab_size
+    def __init__(self, proxy: Proxy, key: str | None = None) -> None:
+        self.proxy, self.key = proxy, key
+        # The first model's options are the proxy's own.
+        self.options: ProxyConfig | FurtherModel = proxy.config
+        if key is not None:
+            self.options = next(model for model in proxy.config.further_models if model.name == key)
+        self.name = key or proxy.config.served_model_name
+        self.tokenizer = proxy.in_flight.tokenizer_of(key)
+        self.vocab_size = self.tokenizer.vocab_size
+
+    @property
+    def workers(self) -> WorkerGroup:
+        return self.proxy.registry.of(self.key)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names that clients may ask for: its own, and those of its adapters."""
+        return (self.name, *self.adapters)
 
     def check(self, name: str | None) -> ChosenAdapter | None:
         """Return the adapter of that name, or None for the model itself, which a request without a name means. Refuse
         another model's name."""
         if name is None or name == self.name:
             return None
-        if (digest := self.proxy.adapters.find(name)) is not None:
+        if (digest := self.digest_of(name)) is not None:
             return ChosenAdapter(name, digest)
         check_name(self.proxy.config, name, self.name, self.adapters)
         return None
 
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of the model's adapter of that name; None where it has none. Raises Unavailable for one
+        that is not there yet. Adapters come and go for the first model, and are those of the launch for others."""
+        if self.key is None:
+            return self.proxy.adapters.find(name)
+        hello = self.workers.any_hello
+        if hello is None and name in self.options.adapter_paths:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        return None if hello is None else hello.adapters.get(name)
+
     @property
     def adapters(self) -> Sequence[str]:
         """The names of the adapters that workers have, or will have."""
-        return self.proxy.adapters.names
+        hello = self.workers.any_hello
+        if self.key is None:
+            return self.proxy.adapters.names
+        return tuple(self.options.adapter_paths) if hello is None else tuple(hello.adapters)
 
     @property
     def described_adapters(self) -> list[dict[str, Any]]:
@@ -60,13 +88,14 @@ class ServedModel:
     @property
     def known_context(self) -> int | None:
         """The longest sequence in tokens; None while no worker is registered."""
-        return self.proxy.registry.generating.known_context
+        return self.workers.known_context
 
     @property
     def described(self) -> dict[str, Any]:
         """The model object; fields that only workers know are null while there are none."""
-        snapshot = self.proxy.registry.generating.snapshot()
-        return model_object(self.proxy, self.name, self.vocab_size, snapshot) | self.modalities
+        about = model_object(self.proxy, self.name, self.vocab_size, self.workers.snapshot()) | self.modalities
+        sleeps = self.proxy.config.model_memory is not None
+        return about | {"state": self.proxy.waking.state(self.key)} if sleeps else about
 
     @property
     def modalities(self) -> dict[str, Any]:
@@ -86,7 +115,30 @@ class ServedModel:
         }
 
 
-# The verbs for what models do with text, by the role of their workers; the one that generates has several.
+class HasModel(Protocol):
+    """Handlers over one model."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+
+R = TypeVar("R", bound=HasModel)
+
+
+class NamedRoutes(Generic[R]):
+    """The handlers of each model of a server, by the names that clients may ask for at one moment. A name that there is
+    not is left to the first ones, which refuse it."""
+
+    def __init__(self, first: R, beside: Sequence[R]) -> None:
+        self.first = first
+        # Looked at in threads, where workers are not.
+        self.by_name = {name: routes for routes in (first, *beside) for name in routes.model.names} if beside else {}
+
+    def of(self, name: object) -> R:
+        return self.by_name.get(name, self.first) if isinstance(name, str) else self.first
+
+
+# The verbs for what models do with text, by the role of their workers; those that generate have several.
 DOES = {"embed": "embed", "rerank": "score"}
 GENERATE = "generate"
 
@@ -94,7 +146,7 @@ GENERATE = "generate"
 def models_by_name(config: ProxyConfig) -> dict[str, str]:
     """Return what each model does with text, by its name."""
     texts = {name: DOES[role] for role, name in config.text_models.items()}
-    return {config.served_model_name: GENERATE} | texts
+    return dict.fromkeys((config.served_model_name, *config.further_names), GENERATE) | texts
 
 
 def check_name(
@@ -107,7 +159,10 @@ def check_name(
     models = models_by_name(config)
     if name not in models:
         raise no_model(name, [*models, *adapters])
-    says = f"the model {name!r:.200} {models[name]}s text and does not {models[own]} it: ask {own!r}"
+    if models[name] == models[own]:
+        says = f"this endpoint asks {own!r:.200} only"
+    else:
+        says = f"the model {name!r:.200} {models[name]}s text and does not {models[own]} it: ask {own!r}"
     raise RequestError(says, status=status, param="model", code="model_not_found")
 
 

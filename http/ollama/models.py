@@ -54,20 +54,20 @@ def size_of(path: Path) -> int:
 
 
 class OllamaModels:
-    """Handlers over the models: the one that generates, and one that embeds texts if there is one."""
+    """Handlers over the models: those that generate, and one that embeds texts if there is one."""
 
     def __init__(self, generation: GenerationRoutes, embedding: ServedEmbedding | None) -> None:
         self.generation, self.embedding = generation, embedding
         config = generation.proxy.config
-        paths = {generation.model.name: config.model_path}
+        paths = {generation.model.name: config.model_path} | {model.name: model.path for model in config.further_models}
         if embedding is not None and config.embedding_model is not None:
             paths[embedding.name] = Path(config.embedding_model)
         self.sizes = {name: size_of(path) for name, path in paths.items()}
 
     @property
     def served(self) -> tuple[ServedModel | ServedEmbedding, ...]:
-        model = self.generation.model
-        return (model,) if self.embedding is None else (model, self.embedding)
+        models = self.generation.models
+        return (*models,) if self.embedding is None else (*models, self.embedding)
 
     async def tags(self, request: Request) -> HTTPResponse:
         """List the models."""
@@ -136,11 +136,11 @@ class OllamaModels:
         }
 
     def described(self, model: ServedModel | ServedEmbedding) -> dict[str, Any]:
-        about, tokenizer = model.described, self.generation.proxy.tokenizer
+        about = model.described
         facts = {"context_length": about["max_model_len"], "vocab_size": about["vocab_size"]}
         if isinstance(model, ServedEmbedding):
             facts["embedding_length"] = about["embedding_size"]
-        template = tokenizer.chat_template if isinstance(model, ServedModel) else None
+        template = model.tokenizer.chat_template if isinstance(model, ServedModel) else None
         return {
             "modelfile": "",
             "parameters": "",
@@ -155,6 +155,6 @@ class OllamaModels:
     def capabilities(self, model: ServedModel | ServedEmbedding) -> list[str]:
         if isinstance(model, ServedEmbedding):
             return ["embedding"]
-        dialect = self.generation.prompts.dialect
+        dialect = self.generation.named.of(model.name).prompts.dialect
         can = {"tools": dialect.calls is not None, "thinking": dialect.thinks or dialect.has_messages}
         return ["completion", *(name for name, does in can.items() if does)]

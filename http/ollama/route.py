@@ -16,8 +16,9 @@ from pontil.http.ollama.request import OllamaRequest, read_ollama_chat, read_oll
 from pontil.http.ollama.shape import AnswerForm, OllamaShape, message_answer, text_answer, time_of
 from pontil.http.openai.chat.reasoning_switch import with_reasoning
 from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.completions.ready_request import ReadyRequest
 from pontil.http.openai.completions.request import CompletionRequest
-from pontil.http.openai.completions.route import GenerationRoutes, ReadyRequest
+from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
 
 Say = Callable[[str, Mapping[str, Any]], dict[str, Any]]
@@ -28,7 +29,6 @@ class OllamaRoutes:
 
     def __init__(self, generation: GenerationRoutes) -> None:
         self.generation = generation
-        self.model: ServedModel = generation.model
 
     async def ollama_chat(self, request: Request) -> HTTPResponse | None:
         wanted = await self.generation.read(request, read_ollama_chat, check_told_type)
@@ -40,21 +40,25 @@ class OllamaRoutes:
 
     async def answer(self, request: Request, wanted: OllamaRequest, say: Say) -> HTTPResponse | None:
         """Answer what was read. Where there is nothing to answer, the client asks for the model to be loaded."""
-        name = own_name(wanted.model, self.model.name, *self.model.adapters)
-        self.model.check(name)
-        generation, ticket = self.generation, request.ctx.ticket
+        name = own_name(wanted.model, *(name for model in self.generation.models for name in model.names))
+        generation, ticket = self.generation.named.of(name), request.ctx.ticket
+        generation.model.check(name)
         if wanted.generation is None:
-            return self.loaded(say)
-        ready, make_reader = await self.ready(request, wanted, replace(wanted.generation, model=name))
+            return self.loaded(say, generation.model)
+        ready, make_reader = await self.ready(request, wanted, replace(wanted.generation, model=name), generation)
         form = AnswerForm(say, wanted.streamed, wanted.thinks is not False, generation.shown(ready.sampling))
         shape = OllamaShape(generation.heading(request, "", ready), form, make_reader, ticket.received)
         return await generation.send(request, ready, shape, framing=shape.framing)
 
     async def ready(
-        self, request: Request, wanted: OllamaRequest, asked: ChatRequest | CompletionRequest
+        self,
+        request: Request,
+        wanted: OllamaRequest,
+        asked: ChatRequest | CompletionRequest,
+        generation: GenerationRoutes,
     ) -> tuple[ReadyRequest, Callable[[], AnswerReader]]:
         """Return the request that can be submitted, and what makes readers of its answer."""
-        generation, ticket = self.generation, request.ctx.ticket
+        ticket = request.ctx.ticket
         if isinstance(asked, CompletionRequest):
             completion = await generation.preparation.completion(ticket, asked, wanted.most_tokens)
             return completion, partial(AnswerReader, None, None)
@@ -63,7 +67,7 @@ class OllamaRoutes:
         chat = await generation.ready_chat(request, asked, wanted.most_tokens)
         return chat, partial(generation.answer_reader, chat)
 
-    def loaded(self, say: Say) -> HTTPResponse:
+    def loaded(self, say: Say, model: ServedModel) -> HTTPResponse:
         """Return what Ollama says of a model that is loaded: it is as long as the server runs."""
-        head = {"model": self.model.name, "created_at": time_of(int(self.generation.proxy.books.started))}
+        head = {"model": model.name, "created_at": time_of(int(self.generation.proxy.books.started))}
         return json_response(head | say("", {}) | {"done": True, "done_reason": "load"})

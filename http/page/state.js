@@ -4,13 +4,14 @@
 import { duration, plural, words } from "./format.js";
 
 const DEAD = ["EXITED", "KILLED", "BACKOFF", "STALE", "GIVEN_UP"];
+const RESTING = ["DRAINING", "DRAINED", "ASLEEP"];
 // Seconds for which a death is still news.
 const NEWS = 120;
 
 export function tone(state) {
   if (state === "READY") return "good";
   if (state === "STARTING") return "wait";
-  if (state === "DRAINING" || state === "DRAINED") return "rest";
+  if (RESTING.includes(state)) return "rest";
   return "bad";
 }
 
@@ -44,7 +45,7 @@ export function verdict(snapshot) {
     return { tone: "bad", text: `${starting.name} ${death(starting)}, and ${what}. ${part}` };
   }
   if (proxy.objection) return { tone: "bad", text: `Not ready: ${proxy.objection}.` };
-  const resting = rows.filter((row) => row.state.startsWith("DRAIN"));
+  const resting = rows.filter((row) => RESTING.includes(row.state));
   if (resting.length) {
     const names = resting.map((row) => `${row.name} is ${words(row.state)}`).join(", ");
     return { tone: "rest", text: `${part} ${names}.` };

@@ -46,7 +46,7 @@ TTL_SHAPE: Schema = {
     "title": "seconds, or a text such as `5m`",
     "anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_TTL}, {"type": "string", "pattern": TTL.pattern}],
 }
-MODEL = Parameter("model", TextType(), "the name of the one model that is served; absent: that one")
+MODEL = Parameter("model", TextType(), "the name of a model that is served; absent: the first one")
 PREFIX = (
     MODEL,
     Parameter("prompt", PromptsType(1), "a text, or token ids"),

@@ -84,7 +84,7 @@ class PrefixRoutes:
         ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         ticket = replace(ticket, adapter=adapter)
         self.proxy.admissions.check_limits(ticket)
-        snapshot = preparation.snapshot(ticket)
+        snapshot = await preparation.snapshot(ticket)
         ids = await self.prompt_ids(wanted, TextLimit(snapshot.known_context))
         name = "prompt" if wanted.chat is None else "messages"
         token_budget(len(ids), None, 0, snapshot.context_length, (name, "max_tokens"))

@@ -2,6 +2,7 @@
 """The table of all routes."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sanic import HTTPResponse, Request
@@ -14,6 +15,7 @@ from pontil.http.anthropic.route import MessagesRoutes
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.batch.endpoints import BatchRoutes
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
+from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.ollama.endpoints import ollama_endpoints
@@ -67,15 +69,12 @@ def endpoints(
     """Return all routes. `embedding` is the tokenizer of the embedding model, and `pairs` that of the model that scores
     pairs of texts, where there are such models."""
     config = proxy.config
-    dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    LOG.info("%s", dialect)
-    model = ServedModel(proxy)
-    prompts = PromptReader(proxy.tokenizer, dialect, KNOWN_LINES if config.stable_prompts else ())
-    bodies = body_reader(proxy, model, intake.in_flight)
-    routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
+    generating = [ServedModel(proxy, key) for key in (None, *config.further_names)]
+    bodies = body_reader(proxy, generating, intake.in_flight)
+    routes = generation_routes([preparation_of(model, intake.grammars) for model in generating], bodies, answers)
     embedder, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
-    vectors, models = EmbeddingRoutes(proxy, embedder, bodies), ModelList(model, embedder, ranker)
-    tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
+    vectors, models = EmbeddingRoutes(proxy, embedder, bodies), ModelList(generating, embedder, ranker)
+    tokens, status = token_routes(routes), StatusRoutes(proxy)
     responses, messages = ResponsesRoutes(routes, conversations), MessagesRoutes(routes, ThinkingSeal.of(config))
     lines = line_handlers(routes, responses, messages, None if embedder is None else vectors, intake.in_flight)
     resumable = routes.resumable.serving
@@ -93,7 +92,7 @@ def endpoints(
         *BatchRoutes(proxy, lines, bodies, intake.knows).endpoints(),
         *routes.sounds.endpoints(),
         *PrefixRoutes(routes).endpoints(),
-        *AdapterRoutes(model, bodies).endpoints(),
+        *AdapterRoutes(routes.model, bodies).endpoints(),
         *token_endpoints(tokens),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
@@ -112,20 +111,50 @@ def endpoints(
         *page.endpoints(bodies),
     )  # fmt: skip
     key_kinds = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
-    openapi = OpenApiRoute(table, config.version, model.vocab_size, asked=key_kinds, strict=config.strict_parameters)
+    openapi = OpenApiRoute(
+        table, config.version, routes.model.vocab_size, asked=key_kinds, strict=config.strict_parameters
+    )
     return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
 
 
-def body_reader(proxy: Proxy, model: ServedModel, bodies: InFlightBodies) -> BodyReader:
-    """Return the reader of bodies, whose limit follows the model's context where no option states one."""
+def preparation_of(model: ServedModel, grammars: GrammarCheck) -> Preparation:
+    config, options = model.proxy.config, model.options
+    dialect = dialect_of(model.tokenizer, options.tool_call_parser, options.reasoning_parser)
+    LOG.info("%s", dialect if model.key is None else f"{model.name}: {dialect}")
+    prompts = PromptReader(model.tokenizer, dialect, KNOWN_LINES if config.stable_prompts else ())
+    return Preparation(model.proxy, model, prompts, grammars)
+
+
+def generation_routes(
+    preparations: Sequence[Preparation], bodies: BodyReader, answers: AnswerChecker
+) -> GenerationRoutes:
+    """Return the routes of the first model, beside which the others are."""
+    first, *further = preparations
+    return GenerationRoutes(first, bodies, answers, [GenerationRoutes(one, bodies, answers) for one in further])
+
+
+def token_routes(routes: GenerationRoutes) -> TokenRoutes:
+    beside = [TokenRoutes(one.model, one.prompts, one.bodies) for one in routes.beside]
+    return TokenRoutes(routes.model, routes.prompts, routes.bodies, beside)
+
+
+def body_reader(proxy: Proxy, models: Sequence[ServedModel], bodies: InFlightBodies) -> BodyReader:
+    """Return the reader of bodies, whose limit follows the longest context of a model where no option states one."""
     config = proxy.config
     # A recording or an image takes more room than its text.
     hears = proxy.graph is not None and (proxy.graph.recognizer or proxy.graph.encoder) is not None
     return BodyReader(
-        lambda: config.max_body_size or largest_body(None if hears else model.known_context),
+        lambda: config.max_body_size or largest_body(None if hears else longest_context(models)),
         bodies,
         config.strict_parameters,
     )
+
+
+def longest_context(models: Sequence[ServedModel]) -> int | None:
+    """Return the longest context of these models; None while one of them has no worker that says its own."""
+    contexts = [model.known_context for model in models]
+    known = [context for context in contexts if context is not None]
+    return max(known) if len(known) == len(contexts) else None
 
 
 def line_handlers(

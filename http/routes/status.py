@@ -2,6 +2,7 @@
 """Routes for health, metrics, topology and the served models."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -16,11 +17,11 @@ from pontil.runtime.proxy.proxy import Proxy
 
 
 class ModelList:
-    """Handlers over the models: the one that generates, and those that embed and score texts if there are some."""
+    """Handlers over the models: those that generate, and those that embed and score texts if there are some."""
 
-    def __init__(self, model: ServedModel, *texts: ServedEmbedding | None) -> None:
-        self.model = model
-        self.served: list[ServedModel | ServedEmbedding] = [model, *(one for one in texts if one is not None)]
+    def __init__(self, models: Sequence[ServedModel], *texts: ServedEmbedding | None) -> None:
+        self.generating = models
+        self.served: list[ServedModel | ServedEmbedding] = [*models, *(one for one in texts if one is not None)]
 
     async def models(self, request: Request) -> HTTPResponse:
         return json_response({"object": "list", "data": [model.described for model in self.served] + self.adapters})
@@ -36,7 +37,7 @@ class ModelList:
 
     @property
     def adapters(self) -> list[dict[str, Any]]:
-        return self.model.described_adapters
+        return [adapter for model in self.generating for adapter in model.described_adapters]
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -252,6 +252,8 @@ class Service:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
         self.proxy.changes.ask = self.reporter.asked
+        if self.proxy.config.model_memory is not None:
+            self.proxy.waking.tell = self.reporter.used
         # Sanic listens anew, with a backlog of its own unless it is told one.
         self.app.run(
             sock=self.listener,
@@ -362,7 +364,8 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
         handler.addFilter(WithRequestId())
     raise_descriptor_limit()
     reporter.progress("reading the tokenizer")
-    proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
+    further = {model.name: load_tokenizer(model.path, config.cache_path) for model in config.further_models}
+    proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path), further=further)
     path = config.embedding_model
     embedding = None if path is None else load_tokenizer(Path(path), config.cache_path)
     pairs = None if config.reranking_model is None else load_pairs(Path(config.reranking_model), config.cache_path)

@@ -86,7 +86,7 @@ class ReceiptNote:
         began."""
         if request.release in (None, self.snapshot.release):
             return self.snapshot.any_hello
-        serving = self.proxy.registry.generating.serving(request.release)
+        serving = self.proxy.registry.of(request.work.group).serving(request.release)
         return serving[0].hello if serving else None
 
     def made(
@@ -126,7 +126,7 @@ class ReceiptNote:
             "request": request.id,
             "model": self.model,
             "model_fingerprint": hello.model_fingerprint,
-            "tokenizer": self.proxy.tokenizer.digest,
+            "tokenizer": self.proxy.in_flight.tokenizer_of(request.work.group).digest,
             "revision": hello.revision,
             "version": hello.version or self.proxy.config.version,
             "kernels": hello.kernels or "",

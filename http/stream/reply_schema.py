@@ -193,8 +193,9 @@ MODEL = closed(
         "input_modalities": many(TEXT),
         "output_modalities": many(TEXT),
         "voices": many(TEXT),
+        "state": TEXT,
     },
-    optional=("embedding_size", "input_modalities", "output_modalities", "voices"),
+    optional=("embedding_size", "input_modalities", "output_modalities", "voices", "state"),
 )
 MODELS = closed({"object": constant("list"), "data": many(MODEL)})
 TOKENIZED = closed(

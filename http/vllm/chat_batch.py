@@ -13,7 +13,8 @@ from pontil.http.fields.prompt import MAX_PROMPTS
 from pontil.http.intake.body import understood
 from pontil.http.openai.chat.prompt import Message, chat_prompt, messages_of
 from pontil.http.openai.chat.request import CHAT, ChatRequest, chat_of
-from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
+from pontil.http.openai.completions.ready_request import ReadyChat
+from pontil.http.openai.completions.route import GenerationRoutes, Preparation
 from pontil.http.schema.message_schema import MAX_MESSAGES, MESSAGES_SCHEMA
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import NeutralType, ShapedType
@@ -158,9 +159,10 @@ class ChatBatchRoutes:
 
     async def chat_batch(self, request: Request) -> HTTPResponse:
         """Answer all of the conversations, or none."""
-        routes = self.routes
         check_no_receipt(request, "a batch of chats in one request")
-        ready = await self.prepare(request, await routes.read(request, read_chat_batch))
+        batch_request = await self.routes.read(request, read_chat_batch)
+        routes = self.routes.chosen(request)
+        ready = await self.prepare(request, batch_request, routes.preparation)
         heading = routes.heading(request, "chatcmpl-", ready[0])
         shape = ChatBatchShape(
             [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
@@ -174,11 +176,13 @@ class ChatBatchRoutes:
         finally:
             stream.cancel()
 
-    async def prepare(self, request: Request, batch_request: ChatBatchRequest) -> list[ReadyChat]:
+    async def prepare(
+        self, request: Request, batch_request: ChatBatchRequest, preparation: Preparation
+    ) -> list[ReadyChat]:
         """Check the conversations, tokenize them and fit each to the context."""
-        first, preparation = batch_request.chats[0], self.routes.preparation
+        first = batch_request.chats[0]
         ticket = preparation.complete(request.ctx.ticket, first)
-        snapshot = preparation.snapshot(ticket)
+        snapshot = await preparation.snapshot(ticket)
         check_together(snapshot.workers, len(batch_request.chats), MESSAGES, "conversations")
         preparation.proxy.admissions.check_limits(ticket, len(batch_request.chats))
         sampling = await preparation.usable(first.sampling)

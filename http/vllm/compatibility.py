@@ -59,16 +59,17 @@ class CompatibilityRoutes:
         """Answer a chat or a completion."""
         generation_request = await self.routes.read(request, read_either)
         if isinstance(generation_request, ChatRequest):
-            return await self.routes.answer_chat(request, generation_request)
-        return await self.routes.answer_completion(request, generation_request)
+            return await self.routes.chosen(request).answer_chat(request, generation_request)
+        return await self.routes.chosen(request).answer_completion(request, generation_request)
 
     async def generate(self, request: Request) -> HTTPResponse | None:
         """Answer as SGLang does."""
         completion_request = await self.routes.read(request, read_generate)
-        return await self.routes.answer_completion(request, completion_request, GenerateShape)
+        return await self.routes.chosen(request).answer_completion(request, completion_request, GenerateShape)
 
     async def render(self, request: Request) -> HTTPResponse:
         """Return the prompt of a chat, which is not answered."""
         chat_request = await self.routes.read(request, read_chat)
-        ids = await self.routes.preparation.rendered(chat_request)
-        return json_response({"request_id": request.ctx.request_id, "model": self.model.name, "token_ids": ids})
+        routes = self.routes.chosen(request)
+        ids = await routes.preparation.rendered(chat_request)
+        return json_response({"request_id": request.ctx.request_id, "model": routes.model.name, "token_ids": ids})

@@ -22,6 +22,7 @@ from pontil.http.vllm.pair_request import PairRequest, RerankRequest, read_reran
 from pontil.http.vllm.served_reranker import ServedReranker
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.control import check_together
+from pontil.runtime.proxy.portions import submit_in_portions
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.text_embedding import PairScore
@@ -106,7 +107,7 @@ class RerankRoutes:
         pairs = await self.encode(pair_request, served_model, snapshot.context_length)
         understood(request)
         works = [PairScore(pair.ids, served_model.name, types=pair.types) for pair in pairs]
-        stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
+        stream = await submit_in_portions(self.proxy, ticket, works, snapshot)
         try:
             await stream.all()
             await stream.settled()

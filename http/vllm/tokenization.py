@@ -10,7 +10,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.intake.body import BodyReader
-from pontil.http.intake.served_model import ServedModel
+from pontil.http.intake.served_model import NamedRoutes, ServedModel
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, chat_prompt
 from pontil.http.openai.chat.prompt_reader import NOT_KEPT_WHOLE, PromptReader, TextLimit
 from pontil.http.schema.parameter import Parameter, read_all
@@ -22,7 +22,7 @@ MAX_DETOKENIZED = 1 << 20
 LEAST_DETOKENIZED = 1 << 16
 # Tokens that are serialized without a thread, and by one call of the C code that writes JSON.
 AT_ONCE = 4096
-MODEL = Parameter("model", TextType(), "the name of the one model that is served; absent: that one")
+MODEL = Parameter("model", TextType(), "the name of a model that is served; absent: the first one")
 TOKENIZE = (
     MODEL,
     Parameter("prompt", TextType(), "a text"),
@@ -35,26 +35,32 @@ DETOKENIZE = (MODEL, Parameter("tokens", IdsType(MAX_DETOKENIZED), "token ids", 
 
 
 class TokenRoutes:
-    """Handlers over one model and its tokenizer."""
+    """Handlers over one model and its tokenizer, and by those of the others `beside` it for requests that name them."""
 
-    def __init__(self, model: ServedModel, prompts: PromptReader, bodies: BodyReader) -> None:
-        self.model, self.prompts, self.bodies = model, prompts, bodies
+    def __init__(
+        self, model: ServedModel, prompts: PromptReader, bodies: BodyReader, beside: "Sequence[TokenRoutes]" = ()
+    ) -> None:
+        self.model, self.prompts, self.bodies, self.beside = model, prompts, bodies, beside
 
-    async def read(self, request: Request, parameters: Sequence[Parameter]) -> tuple[Fields, dict[str, Any]]:
-        ignored_fields = self.bodies.ignored(request)
+    async def read(
+        self, request: Request, parameters: Sequence[Parameter]
+    ) -> tuple["TokenRoutes", Fields, dict[str, Any]]:
+        """Return the routes of the model that a request names, and what it asks of them."""
+        ignored_fields, named_routes = self.bodies.ignored(request), NamedRoutes(self, self.beside)
 
-        def understand(data: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
-            fields = Fields(data, vocab_size=self.model.vocab_size, ignored=ignored_fields)
-            return fields, read_all(fields, parameters)
+        def understand(data: Mapping[str, Any]) -> tuple["TokenRoutes", Fields, dict[str, Any]]:
+            chosen = named_routes.of(data.get("model"))
+            fields = Fields(data, vocab_size=chosen.model.vocab_size, ignored=ignored_fields)
+            return chosen, fields, read_all(fields, parameters)
 
-        fields, values = await self.bodies.read(request, understand)
-        self.model.check(values["model"])
-        return fields, values
+        chosen, fields, values = await self.bodies.read(request, understand)
+        chosen.model.check(values["model"])
+        return chosen, fields, values
 
     async def tokenize(self, request: Request) -> HTTPResponse:
-        fields, values = await self.read(request, (*TOKENIZE, *TOKENIZE_CHAT))
-        ids = await (self.text_ids if values["messages"] is None else self.chat_ids)(fields, values)
-        write = partial(self.tokenized, ids, values["return_token_strs"])
+        chosen, fields, values = await self.read(request, (*TOKENIZE, *TOKENIZE_CHAT))
+        ids = await (chosen.text_ids if values["messages"] is None else chosen.chat_ids)(fields, values)
+        write = partial(chosen.tokenized, ids, values["return_token_strs"])
         return json_bytes(await self.prompts.executor.run(write, len(ids)) if len(ids) > AT_ONCE else write())
 
     def tokenized(self, ids: Sequence[int], with_texts: bool) -> bytes:
@@ -88,11 +94,11 @@ class TokenRoutes:
         return TextLimit(self.model.known_context, whole=False)
 
     async def detokenize(self, request: Request) -> HTTPResponse:
-        fields, values = await self.read(request, DETOKENIZE)
-        ids, most = values["tokens"], self.most_detokenized
+        chosen, fields, values = await self.read(request, DETOKENIZE)
+        ids, most = values["tokens"], chosen.most_detokenized
         if len(ids) > most:
             raise fields.wrong("tokens", f"may hold at most {most} items")
-        write = partial(self.detokenized, ids)
+        write = partial(chosen.detokenized, ids)
         return json_bytes(await self.prompts.executor.run(write, len(ids)) if len(ids) > AT_ONCE else write())
 
     def detokenized(self, ids: Sequence[int]) -> bytes:

@@ -58,6 +58,8 @@ class Child:
         self.settled: dict[str, OrderReport] = {}
         # Set when it is to end, so that its exit neither counts as a failure nor leads to a restart.
         self.dismissed = False
+        # Set when it is to end and to rest until it is woken.
+        self.sleeps = False
         # The facts of its last ready report, and when this process gave it.
         self.facts: dict[str, Any] = {}
         self.ready_at: float | None = None
@@ -109,6 +111,7 @@ class Child:
         plan, idle = self.plan, self.state is ChildState.READY and self.drain_state is not DrainState.WORKING
         state = self.drain_state.value if idle else self.state.value
         row = {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
+        row |= {} if plan.further_model is None else {"model": plan.further_model}
         return row | ({"ranks": rank_rows(self)} if plan.followers else {})
 
     @property
@@ -212,10 +215,13 @@ class Child:
         assert self.group is not None
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
-            self.exits.append(self.group.cause())
+            cause = self.group.cause()
             workers = self.group.processes[: self.group.workers]
             self.ended_pids.append(tuple(process.process.pid for process in workers))
-            self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
+            if not self.sleeps:
+                self.exits.append(cause)
+            if not self.sleeps or cause.violent:
+                self.memory.end(cause, None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)
         elif step is GroupStep.KILL or (step is GroupStep.WAIT and self.group.leave(now)):
@@ -229,6 +235,33 @@ class Child:
             self.move(ChildState.GIVEN_UP)
         else:
             self.due = now + delay
+
+    def go_to_sleep(self, drain: float) -> None:
+        """Have it end once it has no requests, or at once where it serves none."""
+        if self.state is ChildState.BACKOFF:
+            self.rest()
+        elif self.alive:
+            self.sleeps = True
+            self.assign(self.plan.role, drain)
+            if self.state is not ChildState.READY:
+                self.stop()
+
+    def rest(self) -> None:
+        """Rest until it is woken. What its processes kept in memory stays. Sleep is no death: the start after it is
+        none that follows a fault."""
+        self.sleeps, self.starts = False, max(0, self.starts - 1)
+        if self.state is ChildState.EXITED:
+            self.move(ChildState.BACKOFF)
+        self.move(ChildState.ASLEEP)
+
+    def wake(self, now: float) -> None:
+        """Start it again, or have it take requests again where it has not ended."""
+        if self.state is ChildState.ASLEEP:
+            self.move(ChildState.BACKOFF)
+            self.due = now
+        if self.drain is not None and self.state in (ChildState.BACKOFF, ChildState.READY):
+            self.sleeps = False
+            self.assign(self.plan.role, None)
 
     def is_due(self, now: float) -> bool:
         return self.state is ChildState.BACKOFF and now >= self.due

@@ -13,11 +13,12 @@ class ChildState(Enum):
     EXITED = "exited"
     BACKOFF = "backoff"
     GIVEN_UP = "given_up"
+    ASLEEP = "asleep"
 
     @property
     def alive(self) -> bool:
         """Return whether a process exists. It does in KILLED: signalled, but not yet gone."""
-        return self not in (ChildState.EXITED, ChildState.BACKOFF, ChildState.GIVEN_UP)
+        return self not in (ChildState.EXITED, ChildState.BACKOFF, ChildState.GIVEN_UP, ChildState.ASLEEP)
 
 
 class DrainState(Enum):
@@ -36,8 +37,9 @@ TRANSITIONS: dict[ChildState, frozenset[ChildState]] = {
     ChildState.DRAINING: frozenset({ChildState.KILLED, ChildState.EXITED}),
     ChildState.KILLED: frozenset({ChildState.EXITED}),
     ChildState.EXITED: frozenset({ChildState.BACKOFF}),
-    ChildState.BACKOFF: frozenset({ChildState.STARTING, ChildState.GIVEN_UP}),
+    ChildState.BACKOFF: frozenset({ChildState.STARTING, ChildState.GIVEN_UP, ChildState.ASLEEP}),
     ChildState.GIVEN_UP: frozenset(),
+    ChildState.ASLEEP: frozenset({ChildState.BACKOFF}),
 }
 
 

@@ -56,6 +56,8 @@ class SharedWeights:
         self.files = {}
 
 
+# Bytes of a block of a file, whatever the file system's are (stat(2)).
+BLOCK = 512
 # Files of each rank: its KV blocks, and their records.
 NAMES = ("pontil-kv", "pontil-kv-records")
 # A worker that ends by itself within so many seconds of serving with memory that it took over gets new memory: the old
@@ -91,6 +93,11 @@ class KeptMemory:
         """Keep or give up the memory after the worker's end. It had served for so many seconds, or (None) never."""
         if not may_be_kept(cause, self.starts > 1, seconds):
             self.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of memory that the files take now."""
+        return sum(os.fstat(file).st_blocks * BLOCK for files in self.files for file in files)
 
     def close(self) -> None:
         """Give the memory up. Its last user's end frees it."""

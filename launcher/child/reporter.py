@@ -16,6 +16,7 @@ from pontil.launcher.child.reports import (
     ReadyReport,
     Report,
     SelfTestReport,
+    UseReport,
     encode,
 )
 
@@ -62,6 +63,9 @@ class PipeReporter:
 
     def asked(self, number: int, request: dict[str, Any]) -> None:
         self.send(ChangeReport(number, request))
+
+    def used(self, models: dict[str, list[int]]) -> None:
+        self.send(UseReport(models))
 
     def stepped(self, number: int, working: bool) -> None:
         self.last_step = (number, time.monotonic(), working)

@@ -65,7 +65,24 @@ class ChangeReport:
     request: dict[str, Any]
 
 
-Report = ProgressReport | ReadyReport | HeartbeatReport | SelfTestReport | FailureReport | OrderReport | ChangeReport
+@dataclass(frozen=True, slots=True)
+class UseReport:
+    """A proxy's count of the requests of each model, by its group, with how many are open and how many wait for a
+    worker."""
+
+    models: dict[str, list[int]]
+
+
+Report = (
+    ProgressReport
+    | ReadyReport
+    | HeartbeatReport
+    | SelfTestReport
+    | FailureReport
+    | OrderReport
+    | ChangeReport
+    | UseReport
+)
 KINDS: dict[str, type[Report]] = {
     "ready": ReadyReport,
     "progress": ProgressReport,
@@ -74,6 +91,7 @@ KINDS: dict[str, type[Report]] = {
     "failed": FailureReport,
     "settled": OrderReport,
     "asked": ChangeReport,
+    "used": UseReport,
 }
 KIND_OF = {made: kind for kind, made in KINDS.items()}
 

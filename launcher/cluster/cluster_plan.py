@@ -141,7 +141,7 @@ class ClusterPlan:
             f"--{worker.role}={devices}",
             f"--first-number={worker.number}",
             f"--join={join}",
-            f"--model={path_or_name(self.options.model)}",
+            f"--model={path_or_name(self.options.model_name)}",
             *shared_words,
         ]
 
@@ -163,7 +163,9 @@ def plan_cluster(options: LaunchOptions) -> ClusterPlan:
             f"--ray-address {options.ray_address} is one of Ray's client: run the launch on a node of the cluster, and "
             "name its head as HOST:PORT or leave it out."
         )
-    if graph_of(options.model) is not None or options.placement or options.place or options.node:
+    if options.models is not None or len(options.model) > 1:
+        raise OptionError("--on ray places the workers of one model: start others on hosts, with --role and --join.")
+    if graph_of(options.model_name) is not None or options.placement or options.place or options.node:
         raise OptionError(
             "--on ray places models of one stage only: start the stages on hosts, with --role and --join."
         )

@@ -37,7 +37,7 @@ from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.kv_tier_list import disk_path
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
-from pontil.launcher.options.parsers import WILDCARDS, host_of
+from pontil.launcher.options.parsers import WILDCARDS, host_of, model_names
 from pontil.launcher.plan.addresses import controls_of
 from pontil.launcher.plan.child_plan import devices_of
 from pontil.launcher.plan.node_checks import network_lines
@@ -75,15 +75,17 @@ def click_option(option: Field[Any]) -> Callable[..., Any]:
         name = flag_name(option)
         names = f"--{name}/--no-{name}" if default else f"--{name}"
         return click.option(names, is_flag=True, default=None, help=metadata["help"])
+    shown_default = ",".join(default) if isinstance(default, tuple) else default
     default_text = (
         ""
         if default in (None, MISSING, ())
         else f" [default: {default:g}]"
         if isinstance(default, float)
-        else (f" [default: {default}]")
+        else (f" [default: {shown_default}]")
     )
     # The flag of a list may be repeated.
-    list_arguments: dict[str, Any] = {"multiple": True, "callback": joined} if isinstance(default, tuple) else {}
+    callback = listed if metadata["read"] is model_names else joined
+    list_arguments: dict[str, Any] = {"multiple": True, "callback": callback} if isinstance(default, tuple) else {}
     return click.option(
         f"--{flag_name(option)}", metavar=metadata["metavar"], help=metadata["help"] + default_text, **list_arguments
     )
@@ -91,6 +93,11 @@ def click_option(option: Field[Any]) -> Callable[..., Any]:
 
 def joined(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | None:
     return ",".join(values) if values else None
+
+
+def listed(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str | list[str] | None:
+    """Return values that may have commas."""
+    return list(values) if len(values) > 1 else next(iter(values), None)
 
 
 config_flag = click.option(

@@ -22,7 +22,7 @@ from pontil.launcher.plan.topology import control_endpoints
 
 # Valid names of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)
-PATHS = ("usage_log", "response_store", "placement", *SECRETS)
+PATHS = ("models", "usage_log", "response_store", "placement", *SECRETS)
 
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
@@ -74,7 +74,7 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     options = replace(options, **secrets)
     check_lists(options)
     check_join(options)
-    check_stages(options, graph_of(options.model))
+    check_stages(options, graph_of(options.model_name))
     for control in control_endpoints(options, Path("/run")):
         check_exposure(options, control)
     if options.keys:
@@ -93,7 +93,11 @@ def spelled(option: Any, params: dict[str, Any]) -> list[str]:
         return []
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", model_path(value) if option.name == "model" else value]
+    if option.name == "model":
+        return [
+            word for one in ([value] if isinstance(value, str) else value) for word in (f"--{name}", model_path(one))
+        ]
+    return [f"--{name}", value]
 
 
 def model_path(value: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.kv_tier_list import TierItem, kv_tiers
-from pontil.launcher.options.parsers import devices, endpoint, endpoints, meeting_address
+from pontil.launcher.options.parsers import devices, endpoint, endpoints, meeting_address, model_names
 from pontil.launcher.options.sources import Setting, settle
 from pontil.launcher.options.stage_list import PlacedStage, stages
 from pontil.launcher.options.worker_roles import WORKER_ROLES
@@ -36,8 +36,15 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class ModelNames:
     """The models, and what clients call them."""
 
-    model: str = option(
-        MODEL, "smollm2-135m-instruct", "A built-in model's name, a model directory or a GGUF file.", text, "NAME|PATH"
+    model: tuple[str, ...] = option(
+        MODEL,
+        ("smollm2-135m-instruct",),
+        "A built-in model's name, a model directory or a GGUF file; repeated for several models.",
+        model_names,
+        "NAME|PATH",
+    )
+    models: str | None = option(
+        MODEL, None, "TOML file with a table for each of several models, in place of --model.", text, "FILE"
     )
     served_model_name: str | None = option(MODEL, None, "What clients call the model (default: its own name).", text)
     embedding_model: str | None = option(
@@ -264,7 +271,13 @@ class SupervisionOptions:
 class LaunchOptions(
     SupervisionOptions, TierOptions, Deadlines, WorkerOptions, LinkOptions, ProxyOptions, PlacementOptions, ModelNames
 ):
-    """The options of one `launch`: sizes in bytes, times in seconds, None where the machine or the model decides."""
+    """The options of one `launch`: sizes in bytes, times in seconds, None where the machine or the model decides. Those
+    of several models are as many options, each of one (launcher/options/model_tables.py)."""
+
+    @property
+    def model_name(self) -> str:
+        """The model, of options of one; the first of several."""
+        return self.model[0]
 
 
 # In the order in which they are shown.

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from pontil.launcher.host.device_list import DeviceItem, parse_list
-from pontil.runtime.config.readers import is_address
+from pontil.runtime.config.readers import is_address, text
 
 WILDCARDS = ("0.0.0.0", "::", "0", "")
 # The port of torch.distributed.
@@ -16,6 +16,14 @@ def devices(value: Any) -> tuple[DeviceItem, ...]:
     if isinstance(value, list):
         value = ",".join(str(item) for item in value)
     return parse_list(str(value))
+
+
+def model_names(value: Any) -> tuple[str, ...]:
+    """Parse a model, or a list of several: a path may have commas."""
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        raise ValueError("must name a model")
+    return tuple(map(text, names))
 
 
 def endpoint(value: Any) -> str:

@@ -66,7 +66,7 @@ def check_own_endpoint(options: LaunchOptions, graph: StagedModel | None) -> Non
         raise OptionError("--http starts a proxy for these workers alone, and --join has them join another: give one.")
     if graph is not None:
         raise OptionError(
-            f"--http is for models of one stage, and {options.model} has several: leave it out and use --port."
+            f"--http is for models of one stage, and {options.model_name} has several: leave it out and use --port."
         )
 
 
@@ -88,8 +88,8 @@ def check_profile(options: LaunchOptions) -> None:
 def check_proxies(options: LaunchOptions, graph: StagedModel | None, controls: Sequence[str]) -> None:
     if len(controls) > 1 and graph is not None:
         raise OptionError(
-            f"{options.model} has several stages, which one proxy conducts: leave out --proxies, and name one endpoint "
-            "with --join."
+            f"{options.model_name} has several stages, which one proxy conducts: leave out --proxies, and name one "
+            "endpoint with --join."
         )
     if options.join and options.proxies > 1 and options.proxies != len(controls):
         raise OptionError(
@@ -106,7 +106,9 @@ def check_stages(options: LaunchOptions, graph: StagedModel | None) -> None:
     if flag is None:
         return
     if graph is None:
-        raise OptionError(f"{flag} is for a model of several stages, and {options.model} has only one: leave it out.")
+        raise OptionError(
+            f"{flag} is for a model of several stages, and {options.model_name} has only one: leave it out."
+        )
     if options.role in ("proxy", *TEXT_ROLES):
         raise OptionError(f"{flag} has no meaning with --role {options.role}: remove one of the two.")
     if options.node and not options.join:
@@ -155,7 +157,7 @@ def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> No
         return
     first: dict[object, ChildPlan] = {}
     for worker in (plan for plan in workers if plan.role in GENERATING_ROLES):
-        peer = first.setdefault(worker.config["node"], worker)
+        peer = first.setdefault(worker.group, worker)
         if worker.divisions != peer.divisions:
             raise OptionError(
                 f"With --tensor-parallel-arithmetic {FAST} bits depend on the number of devices of a worker, and "
@@ -179,7 +181,7 @@ def check_data_parallel(options: LaunchOptions, graph: StagedModel | None, worke
     if options.data_parallel_attention == NONE or not workers:
         return
     if graph is not None:
-        raise OptionError(f"{flag} is for models of one stage, and {options.model} has several: leave it out.")
+        raise OptionError(f"{flag} is for models of one stage, and {options.model_name} has several: leave it out.")
     groups = [worker for worker in workers if worker.is_data_parallel]
     if not groups and options.role in ("all", "mixed", options.data_parallel_attention):
         raise OptionError(

@@ -119,8 +119,13 @@ class ChildPlan:
     @property
     def group(self) -> str:
         """The workers that can stand in for it: those of its role, if that has a model of its own, those of its stage
-        in a model of several, or (empty) those that generate."""
-        return self.role if self.role in TEXT_ROLES else self.config.get("node") or ""
+        in a model of several, those of a further model, or (empty) those that generate."""
+        return self.role if self.role in TEXT_ROLES else self.config.get("node") or self.further_model or ""
+
+    @property
+    def further_model(self) -> str | None:
+        """The name of the model that it serves beside the first one of a launch; None for a worker of that."""
+        return self.config.get("further_model")
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -135,7 +140,10 @@ class ChildPlan:
 
     def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
         """Return the same plan with the names of models replaced by the paths where they were found."""
-        return self.configured(**{key: paths[name] for key, name in self.models.items()})
+        found: dict[str, Any] = {key: paths[name] for key, name in self.models.items()}
+        if further := self.config.get("further_models"):
+            found["further_models"] = [{**model, "model": paths[model["model"]]} for model in further]
+        return self.configured(**found)
 
     @property
     def models(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ def known_graph(entry: str, key: object) -> StagedModel | None:
 
 def stage_model(options: LaunchOptions, node: ModelStage | None) -> str:
     """Return the model that a stage's workers load: its own, or its part of the one directory."""
-    return options.model if node is None or node.model is None else node.model
+    return options.model_name if node is None or node.model is None else node.model
 
 
 def first_stage(graph: StagedModel | None) -> ModelStage | None:

@@ -40,7 +40,7 @@ def check_kind(options: LaunchOptions, graph: StagedModel | None) -> None:
             f"{GENERATING_ROLES[-1]}, not {options.role}."
         )
     refused = {
-        f"--model {options.model}, which has several stages": graph is not None,
+        f"--model {options.model_name}, which has several stages": graph is not None,
         "--http": options.http is not None,
         f"--data-parallel-attention {options.data_parallel_attention}": options.data_parallel_attention != NONE,
     }

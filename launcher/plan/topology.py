@@ -8,6 +8,7 @@ from typing import Any
 
 from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.devices import CPU, HostDevices
+from pontil.launcher.options.model_tables import options_of_models
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.addresses import check_endpoints, controls_of, url_host
 from pontil.launcher.plan.checks import (
@@ -30,13 +31,13 @@ from pontil.launcher.plan.checks import (
 )
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
+from pontil.launcher.plan.models import check_models, further_models, served_name
 from pontil.launcher.plan.node_checks import check_node_workers, check_nodes
 from pontil.launcher.plan.workers import (
     free_gpu_memory,
     plan_demands,
     plan_others,
     plan_workers,
-    served_name,
     text_models,
 )
 from pontil.runtime.config.declaration import values_of
@@ -48,7 +49,7 @@ from pontil.runtime.foundation.staged_model import StagedModel
 class Topology:
     """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
     is the model name that clients use. `graph` is the graph of a model of several stages. `shares`: workers may share
-    a device."""
+    a device. `model_memory` are the bytes that several models may take at once, where that is limited."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
@@ -57,6 +58,7 @@ class Topology:
     served: str = ""
     graph: StagedModel | None = None
     shares: bool = False
+    model_memory: int | None = None
 
     @property
     def control(self) -> str:
@@ -101,8 +103,12 @@ class Topology:
 
 def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -> Topology:
     """Plan the whole topology. Raises OptionError for a combination of options that is impossible."""
-    graph = graph_of(options.model)
-    check_lists(options)
+    models = options_of_models(options)
+    options = models[0]
+    graph = graph_of(options.model_name)
+    check_models(models, graph)
+    for one in models:
+        check_lists(one)
     check_join(options)
     check_stages(options, graph)
     check_deadlines(options)
@@ -116,30 +122,33 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         check_exposure(options, control)
         check_connector(options, control)
     check_nodes(options, graph, controls[0])
-    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, controls[0], graph)
+    workers = [] if options.role == "proxy" else plan_workers(models, machine, run, controls[0], graph)
     workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
     check_drafts(options, graph, workers)
-    check_tiers(options, workers)
+    for one in models:
+        check_tiers(one, workers)
     check_node_workers(options, workers)
     check_arithmetic(options, workers)
     check_experts(options, workers)
     check_data_parallel(options, graph, workers)
-    proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
+    proxies = [] if options.join else plan_proxies(models, machine, run, controls, graph)
     check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)
     search = {
         "models": models_of(children),
         "cache_dir": str(cache),
         "log_level": options.log_level,
-        "demands": plan_demands(options, workers, machine, graph),
+        "demands": plan_demands(models, workers, machine, graph),
         "others": plan_others(options, workers, graph),
-        "adapters": options.adapter_paths,
+        "adapters": {stage_model(one, first_stage(graph)): one.adapter_paths for one in models},
         "gpu_memory": free_gpu_memory(machine),
+        "groups": groups_of(models, graph),
+        "model_memory": options.model_memory,
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     shares = options.share_devices or (graph is not None and share_devices(workers))
-    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares)
+    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares, options.model_memory)
 
 
 def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:
@@ -151,7 +160,14 @@ def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:
 
 def models_of(children: Sequence[ChildPlan]) -> list[str]:
     """Return the models that these processes need, each once."""
-    return list(dict.fromkeys(name for child in children for name in child.models.values()))
+    further = [model["model"] for child in children for model in child.config.get("further_models", ())]
+    return list(dict.fromkeys([*(name for child in children for name in child.models.values()), *further]))
+
+
+def groups_of(models: Sequence[LaunchOptions], graph: StagedModel | None) -> dict[str, str]:
+    """Return the group of workers of each model that answers, by the name under which it is looked for."""
+    first = first_stage(graph)
+    return {stage_model(one, first): served_name(one) if number else "" for number, one in enumerate(models)}
 
 
 def share_devices(workers: Sequence[ChildPlan]) -> bool:
@@ -161,14 +177,18 @@ def share_devices(workers: Sequence[ChildPlan]) -> bool:
 
 
 def plan_proxies(
-    options: LaunchOptions, machine: HostDevices, run: Path, controls: Sequence[str], graph: StagedModel | None = None
+    models: Sequence[LaunchOptions],
+    machine: HostDevices,
+    run: Path,
+    controls: Sequence[str],
+    graph: StagedModel | None = None,
 ) -> list[ChildPlan]:
     """Return the plan of each proxy. Several share the port and files, and each has some of its own."""
     if len(controls) == 1:
-        return [plan_proxy(options, machine, run, controls[0], graph)]
+        return [plan_proxy(models, machine, run, controls[0], graph)]
     plans = []
     for number, control in enumerate(controls):
-        alone = plan_proxy(options, machine, run, control, graph)
+        alone = plan_proxy(models, machine, run, control, graph)
         own_config = {
             "name": f"proxy:{number}",
             "number": number,
@@ -180,13 +200,15 @@ def plan_proxies(
 
 
 def plan_proxy(
-    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
+    models: Sequence[LaunchOptions], machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> ChildPlan:
+    options = models[0]
     config = values_of(ProxyOptions, options) | {
         "name": "proxy",
         "model": stage_model(options, first_stage(graph)),
         "served_model_name": served_name(options),
-        **text_models(options),
+        "further_models": further_models(models),
+        **text_models(models),
         "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,

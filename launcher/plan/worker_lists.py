@@ -19,24 +19,28 @@ from pontil.runtime.foundation.staged_model import ModelStage
 @dataclass(frozen=True, slots=True)
 class WorkerList:
     """Workers that are alike, with the devices of each. `name` is theirs without a number; `node` is their stage in a
-    model of several."""
+    model of several, and `model` has the options of a further model of a launch."""
 
     name: str
     role: str
     items: tuple[DeviceItem, ...]
     node: ModelStage | None = None
+    model: LaunchOptions | None = None
 
     def names(self, first: int = 0) -> tuple[str, ...]:
         """Return the workers' names, numbered from `first` on."""
         return tuple(f"{self.name}:{number}" for number in range(first, first + len(self.items)))
 
 
-def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevices) -> list[WorkerList]:
-    """Return the workers of each role; a role without a list gets one on what suits the machine."""
+def role_lists(
+    options: LaunchOptions, roles: Sequence[str], machine: HostDevices, before: Sequence[DeviceItem] = ()
+) -> list[WorkerList]:
+    """Return the workers of each role; a role without a list gets one on what suits the machine, and those `before`
+    leave."""
     items_by_role: dict[str, tuple[DeviceItem, ...]] = {
         role: items for role in roles if (items := getattr(options, role)) is not None
     }
-    taken_items = [item for items in items_by_role.values() for item in items]
+    taken_items = [*before, *(item for items in items_by_role.values() for item in items)]
     lists: list[WorkerList] = []
     for role in roles:
         items = (

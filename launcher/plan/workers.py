@@ -2,7 +2,6 @@
 """The plan of a launch's workers: how many, on which devices, and with which configuration. Nothing here has side
 effects."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFIL
 from pontil.launcher.plan.addresses import is_own, url_host
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.plan.graph_choice import first_stage, stage_model
+from pontil.launcher.plan.models import own_name, served_name, stem
 from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
@@ -43,16 +43,6 @@ TEXT_MODELS = {
 }
 
 
-def served_name(options: LaunchOptions) -> str:
-    """Return the model name that clients use."""
-    return options.served_model_name or own_name(options.model)
-
-
-def own_name(model: str) -> str:
-    """Return the name of a model: for a path its last part, without a file extension, or the number of a file."""
-    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(model).name) or model
-
-
 def text_model(options: LaunchOptions, role: str) -> str | None:
     """Return the model of the workers of a role with one of its own; None for a launch without. Raises OptionError
     where none is named, and none is usual."""
@@ -72,23 +62,26 @@ def served_text_name(options: LaunchOptions, role: str) -> str | None:
     return None if model is None else stated or own_name(model)
 
 
-def check_adapters(options: LaunchOptions, graph: StagedModel | None) -> None:
-    """Raise OptionError for adapters of a model of several stages, or by the name of a model."""
+def check_adapters(models: Sequence[LaunchOptions], graph: StagedModel | None) -> None:
+    """Raise OptionError for adapters of a model of several stages, by the name of a model, or of one another."""
+    options = models[0]
     if options.adapter and graph is not None:
         raise OptionError("--adapter is for models of one stage: leave it out.")
-    models = [served_name(options), *(served_text_name(options, role) for role in TEXT_MODELS)]
-    for name in options.adapter_paths:
-        if name in models:
-            raise OptionError(f"An adapter and a model are called {name}: give one of them another name.")
+    names = [*map(served_name, models), *(served_text_name(options, role) for role in TEXT_MODELS)]
+    for name in (name for one in models for name in one.adapter_paths):
+        if name in names:
+            raise OptionError(f"An adapter and a model, or another one, are called {name}: give one another name.")
+        names.append(name)
 
 
-def text_models(options: LaunchOptions) -> dict[str, str | None]:
+def text_models(models: Sequence[LaunchOptions]) -> dict[str, str | None]:
     """Return the models of all such roles and their names, as a proxy is told. Raises OptionError for one name of two:
     requests go by it to workers."""
-    config: dict[str, str | None] = {}
+    options, config = models[0], dict[str, str | None]()
+    further = [served_name(one) for one in models[1:]]
     for role, model in TEXT_MODELS.items():
         name = served_text_name(options, role)
-        if name is not None and name in config.values():
+        if name is not None and name in (*config.values(), *further):
             raise OptionError(f"Two models are called {name}: give --{model.served.replace('_', '-')}.")
         config |= {model.path: text_model(options, role), model.served: name}
     return config
@@ -106,42 +99,58 @@ class WorkerSetting:
 
 
 def plan_workers(
-    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
+    models: Sequence[LaunchOptions], machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> list[ChildPlan]:
-    check_adapters(options, graph)
+    check_adapters(models, graph)
+    options = models[0]
     # The stages of a model share devices anyway.
     other_phase = awaited_phase(options, control, machine.held) if graph is None else None
-    placed_workers = place_workers(options, machine, graph, other_phase)
+    placed_workers = place_workers(models, machine, graph, other_phase)
     if not placed_workers:
         raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
     setting = WorkerSetting(
         run, control, graph, options.share_devices or share_cores(ranks for *_, ranks in placed_workers)
     )
-    return [plan_worker(options, name, kind, ranks, setting) for name, kind, ranks in placed_workers]
+    return [plan_worker(kind.model or options, name, kind, ranks, setting) for name, kind, ranks in placed_workers]
 
 
 def place_workers(
-    options: LaunchOptions, machine: HostDevices, graph: StagedModel | None, other_phase: str | None
+    models: Sequence[LaunchOptions], machine: HostDevices, graph: StagedModel | None, other_phase: str | None
 ) -> list[tuple[str, WorkerList, Sequence[Placement]]]:
     """Return each worker's name, kind and places: as one launch of both phases has them if the other one is awaited;
     where there is no room for that, of all that other launches leave; where they leave too few cores, of theirs too."""
+    options = models[0]
     own_roles = roles_of(options)
     roles = own_roles if other_phase is None else (*PHASES, *own_roles[1:])
     try:
         lists = role_lists(options, roles, machine) if graph is None else stage_lists(options, graph, machine)
+        lists += further_lists(models[1:], lists, machine, other_phase)
         items = [item for workers in lists for item in workers.items]
         # Stages may share a device: whoever names it for two of them means it.
         placements = iter(assign(items, machine, share=options.share_devices or graph is not None))
     except OptionError:
         if other_phase is not None:
-            return place_workers(options, machine, graph, None)
+            return place_workers(models, machine, graph, None)
         if machine.held.cores:
-            return place_workers(options, replace(machine, held=machine.held.without_cores()), graph, None)
+            return place_workers(models, replace(machine, held=machine.held.without_cores()), graph, None)
         raise
     placed_workers = [
         (name, workers, next(placements)) for workers in lists for name in workers.names(options.first_number)
     ]
     return [(name, kind, ranks) for name, kind, ranks in placed_workers if kind.role != other_phase]
+
+
+def further_lists(
+    models: Sequence[LaunchOptions], before: Sequence[WorkerList], machine: HostDevices, other_phase: str | None
+) -> list[WorkerList]:
+    """Return the workers of further models, on what those before them leave."""
+    lists = list(before)
+    for options in models:
+        roles = [role for role in roles_of(options) if role not in TEXT_ROLES]
+        items = [item for workers in lists for item in workers.items]
+        own = role_lists(options, roles if other_phase is None else PHASES, machine, items)
+        lists += [replace(workers, name=stem(options, workers.role), model=options) for workers in own]
+    return lists[len(before) :]
 
 
 def share_cores(placements: Iterable[Sequence[Placement]]) -> bool:
@@ -178,6 +187,7 @@ def plan_worker(
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
         "model": text_model(options, role) if reads_texts else stage_model(options, node),
         "served_model_name": served_text_name(options, role) if reads_texts else served_name(options),
+        "further_model": None if kind.model is None else served_name(options),
         "control": setting.control,
         **meeting_point(options, name, setting.run, setting.control),
         "max_model_len": None if (reads_texts and options.role != role) or not answers else options.max_model_len,
@@ -229,13 +239,19 @@ def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) ->
 
 
 def plan_demands(
-    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: StagedModel | None = None
+    models: Sequence[LaunchOptions],
+    workers: Sequence[ChildPlan],
+    machine: HostDevices,
+    graph: StagedModel | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the memory demand of the model that answers, which the child that finds the models compares with the
+    """Return the memory demand of each model that answers, which the child that finds the models compares with the
     available memory."""
-    first = first_stage(graph)
-    answering = [worker for worker in workers if answers(worker, first)]
-    return {stage_model(options, first): plan_demand(options, answering, machine)} if answering else {}
+    first, demands = first_stage(graph), dict[str, dict[str, Any]]()
+    for number, options in enumerate(models):
+        group = served_name(options) if number else None
+        own = [worker for worker in workers if answers(worker, first) and worker.config["further_model"] == group]
+        demands |= {stage_model(options, first): plan_demand(options, own, machine)} if own else {}
+    return demands
 
 
 def answers(worker: ChildPlan, first: ModelStage | None) -> bool:

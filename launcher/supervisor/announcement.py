@@ -115,7 +115,7 @@ class Announcement:
     def advance(self, children: Sequence[Child], now: float) -> LaunchError | None:
         """Start the self-test, or announce the launch. Return the error that ends the launch, if there is one."""
         proxies = [child for child in children if child.plan.is_proxy]
-        whole = all(child.state is ChildState.READY for child in children)
+        whole = all(child.state in (ChildState.READY, ChildState.ASLEEP) for child in children)
         if self.made or whole:
             self.self_test.ask(proxies, now)
         else:

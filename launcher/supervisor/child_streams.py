@@ -8,21 +8,21 @@ from functools import partial
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.process import ChildProcess
-from pontil.launcher.child.reports import ChangeReport, ProgressReport, ReadyReport, Report
+from pontil.launcher.child.reports import ChangeReport, ProgressReport, ReadyReport, Report, UseReport
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
 
 
 class ChildStreams:
     """The pipes of each child process, in the `selector` for as long as they are open. Shows on the console the lines
-    meant for operators. `take` is called with the changes that a proxy is asked for."""
+    meant for operators. `take` is called with the changes that a proxy is asked for, and with the use of models."""
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         console: Console,
         clock: Callable[[], float],
-        take: Callable[[ChildProcess, ChangeReport], None],
+        take: Callable[[ChildProcess, ChangeReport | UseReport], None],
     ) -> None:
         self.selector, self.console, self.clock, self.take = selector, console, clock, take
 
@@ -40,7 +40,7 @@ class ChildStreams:
             self.console.settle(process.name)
         was_ready = child.state is ChildState.READY
         for report in child.hear(process, lines, self.clock()):
-            if isinstance(report, ChangeReport):
+            if isinstance(report, ChangeReport | UseReport):
                 self.take(process, report)
             else:
                 self.show(process, report, was_ready)

@@ -8,20 +8,24 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.logs.console import Console
+from pontil.launcher.supervisor.model_memory import ModelMemory
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 
 
 class Recovery:
-    """Decides by the restart policy and logs it on the console; the child then waits or is given up."""
+    """Decides by the restart policy and logs it on the console; the child then waits or is given up. One whose model
+    is not needed in memory rests until `models` has it woken."""
 
-    def __init__(self, policy: RestartPolicy, console: Console) -> None:
-        self.policy = policy
-        self.console = console
+    def __init__(self, policy: RestartPolicy, console: Console, models: ModelMemory) -> None:
+        self.policy, self.console, self.models = policy, console, models
 
     def answer(self, child: Child, children: Sequence[Child], is_announced: bool, now: float) -> LaunchError | None:
         """Handle the child's last exit; return the error that ends the launch, if it must end. A launch that was not
         announced yet ends at the first failure that a child reports itself and not because of a rank on another host: a
         restart would fail in the same way."""
+        if child.sleeps:
+            child.rest()
+            return None
         exit_cause = child.exits[-1]
         if (
             exit_cause.failure is not None

@@ -12,6 +12,8 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.kept_memory import SharedWeights
+from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.child.reports import ChangeReport, UseReport
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
@@ -26,6 +28,7 @@ from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.announcement import Announcement, SelfTestMonitor
 from pontil.launcher.supervisor.chaos import WARNING, ChaosTerms, open_chaos
 from pontil.launcher.supervisor.child_streams import ChildStreams
+from pontil.launcher.supervisor.model_memory import ModelMemory
 from pontil.launcher.supervisor.page_changes import take_change
 from pontil.launcher.supervisor.process_table import ProcessTable
 from pontil.launcher.supervisor.recovery import Recovery
@@ -89,7 +92,7 @@ class Supervisor:
         self.selector = selector or selectors.DefaultSelector()
         self.oom = OomWatch(kill_counter())
         self.table = ProcessTable(orders.gpu_tool)
-        self.recovery = Recovery(orders.policy, console)
+        self.recovery = Recovery(orders.policy, console, ModelMemory(orders.topology.model_memory, console))
         self.port = ServicePort(orders.address)
         self.children: list[Child] = []
         self.asked: list[int] = []
@@ -100,7 +103,7 @@ class Supervisor:
             self.selector,
             console,
             time.monotonic,
-            lambda process, report: take_change(process, report, self.rollouts.take),
+            self.take,
         )
         self.announcement = Announcement(
             orders.topology, console, SelfTestMonitor(orders.self_test), self.looked, orders.limits.start
@@ -178,14 +181,17 @@ class Supervisor:
                 exit_cause.failure or f"The process that looks for the model {exit_cause.describe()}."
             )
             return ()
+        self.recovery.models.sizes = child.facts.get("sizes", {})
         return self.orders.topology.with_models(child.facts["paths"]).children
 
     def start(self, plans: Sequence[ChildPlan]) -> None:
         """Start these children, those that compute when they can be forked."""
         self.children += [self.child(plan) for plan in plans]
+        self.recovery.models.begin(self.children, time.monotonic())
         for child in [child for child in self.children if self.orders.holds and not child.plan.is_follower]:
             child.assign(child.plan.role, 0.0)
-        for child in sorted(self.children, key=lambda child: child.plan.computes):
+        starting = [child for child in self.children if child.state is not ChildState.ASLEEP]
+        for child in sorted(starting, key=lambda child: child.plan.computes):
             while child.plan.computes and self.orders.starter.is_warming and self.serving:
                 self.run_once()
             if self.serving:
@@ -246,6 +252,12 @@ class Supervisor:
     def child(self, plan: ChildPlan) -> Child:
         descriptors = self.port.handed if plan.is_proxy else NOTHING
         return Child(plan, self.orders.starter, descriptors, self.orders.weights)
+
+    def take(self, process: ChildProcess, report: ChangeReport | UseReport) -> None:
+        if isinstance(report, UseReport):
+            self.recovery.models.hear(process, report, time.monotonic())
+        else:
+            take_change(process, report, self.rollouts.take)
 
     def spawn(self, child: Child) -> None:
         now = time.monotonic()
@@ -316,6 +328,8 @@ class Supervisor:
             if child.state is ChildState.EXITED and not child.dismissed:
                 self.failure = self.failure or self.recovery.answer(child, self.children, self.announcement.made, now)
         self.rollouts.advance(now)
+        if self.rollouts.change is None:
+            self.recovery.models.advance(self.children, self.table.resource_usage.usages, now)
         self.control.flush()
         for child in self.children:
             if child.is_due(now) and self.serving:

@@ -98,6 +98,13 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
     strict_parameters: bool = option(
         NETWORK, False, "Refuse request fields that have no effect, instead of naming them in a header.", switch
     )
+    model_memory: int | None = option(
+        ENGINE,
+        None,
+        "Most memory that several models take at once: those used least lately sleep when another is asked for.",
+        size,
+        "SIZE",
+    )
     disagg: Literal["auto", "always", "never"] = option(
         ENGINE,
         "auto",
@@ -206,6 +213,27 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FurtherModel:
+    """A model beside the first one of a launch: its name for clients, its path, and how its chats are read."""
+
+    name: str
+    model: str
+    tool_call_parser: str
+    reasoning_parser: str
+    hide_end_token: bool
+    adapter: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.model)
+
+    @property
+    def adapter_paths(self) -> dict[str, str]:
+        """The directories of its adapters, by their names."""
+        return {name: path for name, _, path in (pair.partition("=") for pair in self.adapter)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProxyConfig(ProxyOptions):
     """The configuration of the proxy process. Times are in seconds. `cache_dir` and `keys` as in WorkerConfig. Usage is
     kept in the file `usage_log`, where one is named, for `usage_log_days` or for good. With `self_test` the
@@ -222,7 +250,8 @@ class ProxyConfig(ProxyOptions):
     Responses are kept in the file `response_store`, where one is named: at most `response_store_size` bytes, for
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name
     `served_embedding_model_name`; and where there is a `reranking_model`, pairs of texts are scored by it, under its
-    own. `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
+    own. `further_models` generate beside the first one.
+    `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
     `routing` by cache, workers that have a prompt's beginning are preferred. With `kv_transfers` other routers drive
     the workers (runtime/proxy/requests/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one
     port, whose socket is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams
@@ -247,6 +276,7 @@ class ProxyConfig(ProxyOptions):
     served_embedding_model_name: str | None = None
     reranking_model: str | None = None
     served_reranking_model_name: str | None = None
+    further_models: tuple[FurtherModel, ...] = ()
     graph: str | None = None
     kv_transfers: bool = False
     name: str = "proxy"
@@ -266,6 +296,10 @@ class ProxyConfig(ProxyOptions):
         return {role: name for role, name in names.items() if name is not None}
 
     @property
+    def further_names(self) -> tuple[str, ...]:
+        return tuple(model.name for model in self.further_models)
+
+    @property
     def model_path(self) -> Path:
         return Path(self.model)
 
@@ -276,4 +310,8 @@ class ProxyConfig(ProxyOptions):
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     """Return the configuration from its JSON form."""
-    return ProxyConfig(**{name: frozen(value) for name, value in values.items()})
+    further = tuple(
+        FurtherModel(**{name: frozen(value) for name, value in entry.items()})
+        for entry in values.get("further_models", ())
+    )
+    return ProxyConfig(**{name: frozen(value) for name, value in values.items()} | {"further_models": further})

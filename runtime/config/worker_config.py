@@ -261,7 +261,9 @@ class WorkerConfig(WorkerOptions):
     depend on the batch, `tensor_parallel_arithmetic` how ranks share out sums (docs/decisions/092), and with
     `expert_parallel` rows travel to their experts (docs/decisions/094). In a model of several stages, `graph` is its
     name in runtime/stages/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at
-    most `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in
+    most `stream_memory`.
+    `further_model` is the name of a model that is served beside the first of a launch. Prefixes that the KV cache
+    evicts are kept in `kv_tier_memory` bytes, and in
     `kv_tier_disk_size` bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of
     what the worker serves during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files
     that outlive this process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds
@@ -294,6 +296,7 @@ class WorkerConfig(WorkerOptions):
     keys: str | None = field(default=None, repr=False)
     graph: str | None = None
     node: str | None = None
+    further_model: str | None = None
     version: str | None = None
     kept_memory: tuple[int, int] | None = None
     more_controls: tuple[str, ...] = ()

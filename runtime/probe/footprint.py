@@ -161,9 +161,43 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None, ot
     """Return in words what devices are to hold. Raises ModelError when the model cannot be divided as it is planned,
     or when what all ranks on a device need at once, as they start together with others, does not fit its free memory;
     with the draft model where there is one."""
-    own = footprints(path, demand, draft)
-    held = {device: [*own.get(device, ()), *others.get(device, ())] for device in dict.fromkeys([*own, *others])}
-    return check_room(held, demand.gpu_memory, max(map(len, demand.workers), default=1))
+    return check_all_memory([(path, demand, draft)], others)
+
+
+def check_all_memory(wanted: Sequence[tuple[Path, MemoryDemand, Path | None]], others: Others = NO_OTHERS) -> list[str]:
+    """Do so for several models, each with its demand and its draft model, whose workers start together."""
+    parts = [*(footprints(*one) for one in wanted), others]
+    held = {
+        device: [rank for part in parts for rank in part.get(device, ())]
+        for device in dict.fromkeys(device for part in parts for device in part)
+    }
+    demands = [demand for _, demand, _ in wanted]
+    ranks = [len(worker) for demand in demands for worker in demand.workers]
+    return check_room(held, demands[0].gpu_memory if demands else {}, max(ranks, default=1))
+
+
+def check_each_memory(
+    wanted: Sequence[tuple[Path, MemoryDemand, Path | None]], others: Others, memory: int
+) -> list[str]:
+    """Do so for models of which not all are in memory at once, but as many as fit so many bytes."""
+    lines = list[str]()
+    for path, demand, draft in wanted:
+        size, _ = awake_bytes(path, demand, draft)
+        if size > memory:
+            raise ModelError(
+                f"the model {path.name} takes {gibibytes(size)} or more, and --model-memory is {gibibytes(memory)} for "
+                "all: give more, or choose a smaller model or --quantization"
+            )
+        lines += check_all_memory([(path, demand, draft)], others)
+    return lines
+
+
+def awake_bytes(path: Path, demand: MemoryDemand, draft: Path | None) -> tuple[int, int]:
+    """Return the least bytes of the host that the workers of a model take once they serve, and how many of these are
+    weights that they share."""
+    ranks = footprints(path, demand, draft).get(CPU, [])
+    shared = sum({rank.part: rank.shared for rank in ranks}.values())
+    return shared + sum(rank.serving - rank.shared for rank in ranks), shared
 
 
 def check_room(held: Others, gpu_memory: Mapping[str, int], ranks: int = 1) -> list[str]:
@@ -186,8 +220,9 @@ def together(held: Sequence[Footprint]) -> int:
     """Return the most bytes at any moment of processes that start at once. Of those that share weights one packs them,
     before any other loads more than its own code."""
     needed_bytes = sum(rank.total for rank in held if not rank.shared)
-    for part in dict.fromkeys(rank.part for rank in held if rank.shared):
-        group = sorted((rank for rank in held if rank.shared and rank.part == part), key=lambda rank: -rank.total)
+    for model, part in dict.fromkeys((rank.model, rank.part) for rank in held if rank.shared):
+        sharing = [rank for rank in held if rank.shared and (rank.model, rank.part) == (model, part)]
+        group = sorted(sharing, key=lambda rank: -rank.total)
         first, mappings = group[0], [rank.mapping for rank in group[1:]]
         packing = first.weights + first.loading + sum(rank.weights + rank.loading for rank in mappings)
         needed_bytes += max(packing, first.serving + sum(rank.serving for rank in mappings))

@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
@@ -17,6 +16,7 @@ from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight
+from pontil.runtime.proxy.admission.model_waking import ModelWaking
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.balance.fleet_load import QueuedWork
@@ -32,20 +32,18 @@ from pontil.runtime.proxy.forever_tasks import ForeverTasks
 from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
 from pontil.runtime.proxy.leases.lease_moves import LeaseMoves
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
+from pontil.runtime.proxy.model_trials import ModelTrials
 from pontil.runtime.proxy.registrar import Registrar
-from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
-from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.remote_kv import KVTransfers
 from pontil.runtime.proxy.requests.request import Request, Work
-from pontil.runtime.proxy.requests.stream import Stream, joined
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
-from pontil.runtime.proxy.routing.policy import Route, every_route
-from pontil.runtime.proxy.self_test import Readiness, SelfTest, TrialRoute
+from pontil.runtime.proxy.routing.policy import Route
+from pontil.runtime.proxy.self_test import Readiness, SelfTest
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.stage_runs import NoRuns, StageRuns, graph_of
-from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
@@ -71,14 +69,13 @@ from pontil.runtime.wire.messages import (
 TICK = 0.25
 # Ticks between two searches of the queue for requests that can no longer be served in time.
 SWEEP_TICKS = 2
-# Requests that are admitted in one turn of the event loop, where there are many.
-PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
+NO_MORE: Mapping[str, Tokenizer] = {}
 
 
 class Proxy:
     """The proxy: `bind`, then `start` in the event loop; `close` ends every request. Workers may join and leave at any
-    time."""
+    time. `further` has the tokenizers of the models beside the first, by name."""
 
     def __init__(
         self,
@@ -86,12 +83,13 @@ class Proxy:
         tokenizer: Tokenizer,
         clock: Callable[[], float] | None = None,
         graph: StagedModel | None = None,
+        further: Mapping[str, Tokenizer] = NO_MORE,
     ) -> None:
         self.config, self.incarnation = config, secrets.token_hex(8)
         clock = time.monotonic if clock is None else clock
         # The stages of the model, None for a model of one.
         graph = graph_of(config.graph) if graph is None else graph
-        self.registry = Registry(config.worker_ttl, config.text_models, graph)
+        self.registry = Registry(config.worker_ttl, config.text_models, graph, tuple(further))
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config,
@@ -108,13 +106,16 @@ class Proxy:
         self.moves = LeaseMoves(leases, self.try_at)
         self.adapters = FleetAdapters(self.incarnation, self.registry, self.send, tuple(config.adapter_paths))
         self.dispatcher.lookup.lacking = self.adapters.lacking
-        self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
+        tokenizers: dict[str | None, Tokenizer] = {None: tokenizer}
+        tokenizers.update(further)
         self.in_flight = InFlight(
-            self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
+            self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
+        trials = ModelTrials(self)
+        self.self_test = SelfTest(config.self_test, trials.tokenizer_at, trials.routes, trials.submit)
         self.readiness = Readiness(
             self.registry, graph, self.self_test, lambda worker: self.send(StillHere(self.incarnation, worker))
         )
@@ -134,7 +135,8 @@ class Proxy:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.in_flight.tokenizer
+        """The tokenizer of the first model."""
+        return self.in_flight.tokenizers[None]
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -155,6 +157,10 @@ class Proxy:
     @property
     def requests(self) -> dict[str, Request]:
         return self.in_flight.requests
+
+    @property
+    def waking(self) -> ModelWaking:
+        return self.in_flight.waking
 
     @property
     def timelines(self) -> Timelines:
@@ -297,38 +303,9 @@ class Proxy:
             admission.enter(request)
             self.books.admit(request)
             requests.append(request)
+        self.waking.admit(group, len(requests))
         admission.dispatch()
         return self.in_flight.stream(requests)
-
-    async def submit_in_portions(self, ticket: Ticket, works: Sequence[Work], snapshot: RegistrySnapshot) -> Stream:
-        """Do what `submit` does, for many works: the event loop has its turns in between."""
-        self.admissions.by_group[works[0].group].check(ticket, works, snapshot.workers)
-        with ExitStack() as broken:
-            streams, answer = [], WholeAnswer(len(works))
-            broken.callback(answer.fail)
-            for first in range(0, len(works), PORTION):
-                stream = self.submit(ticket, *works[first : first + PORTION], snapshot=snapshot)
-                stream.expect_whole(answer)
-                broken.callback(stream.cancel)
-                streams.append(stream)
-                await asyncio.sleep(0)
-            broken.pop_all()
-        return joined(streams)
-
-    def trial_routes(self) -> list[TrialRoute]:
-        """Return what the self-test tries: each route of a request, and an answer in sound."""
-        group = self.registry.generating
-        releases = dict.fromkeys(worker.release for worker in group.available)
-        loads = [[worker.load for worker in group.available if worker.release == release] for release in releases]
-        routes = [route for load in loads for route in every_route(load, self.config.disagg)]
-        return [*routes, *self.runs.trials()]
-
-    def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
-        """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
-        if not isinstance(route, Route):
-            return self.runs.try_out(prompt, params, cache_salt)
-        ticket = Ticket("self-test", cache_salt=cache_salt)
-        return self.in_flight.stream([self.try_at(route, ticket, Generation(prompt, params))])
 
     def try_at(self, route: Route, ticket: Ticket, work: Work) -> Request:
         request = self.in_flight.open(ticket, work, trial=True)
@@ -354,6 +331,7 @@ class Proxy:
         """Take the supervisor's process table, and remove workers that it shows as dead at once."""
         self.changes.hear_table()
         self.lose(self.registry.show(rows), DIED, "died")
+        self.waking.on_change()
         self.dispatcher.resume()
         self.admissions.dispatch()
 
@@ -362,6 +340,7 @@ class Proxy:
         self.moves.tick()
         self.dispatcher.resume()
         self.self_test.look_again()
+        self.waking.on_change()
 
     def tick(self) -> None:
         """Flush metrics and messages, expire silent workers, enforce deadlines and dispatch what can be; after a late
@@ -378,6 +357,7 @@ class Proxy:
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
         self.load.tick()
+        self.waking.report()
         self.in_flight.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()

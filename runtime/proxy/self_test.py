@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
+from pontil.runtime.proxy.fleet.known_processes import ASLEEP
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.routing.policy import Route, Team, WorkerLoad
@@ -90,11 +91,11 @@ class SelfTest:
     def __init__(
         self,
         wanted: bool,
-        tokenizer: Tokenizer,
+        tokenizer_at: Callable[[TrialRoute], Tokenizer],
         routes: Callable[[], Sequence[TrialRoute]],
         submit: Callable[[TrialRoute, list[int], SamplingParams, str], Stream],
     ) -> None:
-        self.tokenizer, self.routes, self.submit = tokenizer, routes, submit
+        self.tokenizer_at, self.routes, self.submit = tokenizer_at, routes, submit
         self.passed = not wanted
         self.begun = False
         self.results: dict[Team, SelfTestResult] = {}
@@ -167,10 +168,11 @@ class SelfTest:
         return self.judge(route, stream)
 
     def prompt(self, route: TrialRoute) -> list[int]:
+        tokenizer = self.tokenizer_at(route)
         if not isinstance(route, Route):
-            return self.tokenizer.encode(route.question, False) or [0]
+            return tokenizer.encode(route.question, False) or [0]
         room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
-        ids = self.tokenizer.encode(TEXT, False) or [0]
+        ids = tokenizer.encode(TEXT, False) or [0]
         return list(islice(cycle(ids), max(1, min(PROMPT_TOKENS, room))))
 
     def judge(self, route: TrialRoute, stream: Stream) -> SelfTestResult:
@@ -221,7 +223,7 @@ class Readiness:
     def objection(self) -> str | None:
         """The reason why the server is not ready, or None. It is ready if the start-up self-test has passed, and a
         worker of the model can be reached, or of each of its stages: without one of them it would refuse something that
-        its model can do."""
+        its model can do. Of several models one is enough: what ends one is no reason to keep clients from others."""
         if self.is_draining:
             return "the server is shutting down"
         if not (self.self_test.passed or self.registry.workers):
@@ -229,8 +231,9 @@ class Readiness:
         if not self.self_test.passed:
             return "the self-test has not passed yet"
         lacking = [name for name in self.stages if not self.has_worker(name)]
-        if None in lacking:
+        if None in lacking and not any(map(self.is_served, self.registry.further)):
             return "no worker is ready yet"
+        lacking = [name for name in lacking if name is not None]
         if lacking:
             stage_names = f"stage {lacking[0]}" if len(lacking) == 1 else f"stages {', '.join(map(str, lacking))}"
             return f"no worker of the {stage_names} is ready: requests that need it are refused, others are answered"
@@ -249,5 +252,11 @@ class Readiness:
         return any(self.registry.may_be_of(row, group) for row in self.registry.processes.rows)
 
     def has_worker(self, stage: str | None) -> bool:
-        loads = self.registry.of(group_of(self.graph, stage)).loads
+        return self.is_served(group_of(self.graph, stage))
+
+    def is_served(self, group: str | None) -> bool:
+        """Return whether a request for these workers can be served, by one that wakes for it too."""
+        if any(row.state == ASLEEP and self.registry.may_be_of(row, group) for row in self.registry.processes.rows):
+            return True
+        loads = self.registry.of(group).loads
         return any(self.reaches(load.incarnation) for load in loads)

@@ -82,7 +82,7 @@ def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
 
 
 CHAT = (
-    Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
+    Parameter("model", TextType(), "the name of a model that is served; absent: the first one"),
     *CHAT_PROMPT,
     Parameter(
         "max_completion_tokens", IntegerType(1), "the most tokens of each answer; absent: the rest of the context"

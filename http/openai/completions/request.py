@@ -121,7 +121,7 @@ def read_limit_of_chats(fields: Fields, name: str) -> None:
 
 
 COMPLETION = (
-    Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
+    Parameter("model", TextType(), "the name of a model that is served; absent: the first one"),
     Parameter("prompt", PromptsType(MAX_PROMPTS), "text or token ids", required=True),
     Parameter("max_tokens", IntegerType(0), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
     Parameter("echo", FlagType(), "show the prompt before the answer", False),

@@ -4,9 +4,9 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sanic import HTTPResponse, Request
 
@@ -16,13 +16,14 @@ from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader, check_type, understood
 from pontil.http.intake.grammar_check import GrammarCheck
-from pontil.http.intake.served_model import ServedModel
+from pontil.http.intake.served_model import NamedRoutes, ServedModel
 from pontil.http.openai.chat.kept_beginning import RETENTION, KeptBeginning, common
 from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
 from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
 from pontil.http.openai.chat.reasoning_switch import with_budget
 from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.chat.tool_calling import structure_of
+from pontil.http.openai.completions.ready_request import ReadyChat, ReadyRequest, as_recorded
 from pontil.http.openai.completions.remote_prompt import moved, remote_kv
 from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionRequest, Prompt, read_completion
 from pontil.http.openai.completions.sounds import open_sounds
@@ -30,14 +31,7 @@ from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.stream.receipts import ReceiptDesk, check_no_receipt
 from pontil.http.stream.recording import SampleDesk
 from pontil.http.stream.replay import replayed
-from pontil.http.stream.reply import (
-    SERVER_SENT_EVENTS,
-    KeepAnswer,
-    ReplyFormat,
-    StreamFraming,
-    keep_nothing,
-    reply,
-)
+from pontil.http.stream.reply import SERVER_SENT_EVENTS, KeepAnswer, ReplyFormat, StreamFraming, keep_nothing, reply
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.stream.resumable_routes import ResumableRoutes, check_not_continued, heading_of
 from pontil.http.stream.schema_watch import SchemaWatch
@@ -51,25 +45,6 @@ from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.ticket import Ticket
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRequest:
-    """Works that can be submitted by their `ticket`. `sampling` is as workers get it; `snapshot` is what all decisions
-    used."""
-
-    ticket: Ticket
-    works: Sequence[Generation]
-    sampling: SamplingFields
-    snapshot: RegistrySnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyChat(ReadyRequest):
-    """A chat that can be submitted. `thinking` as in ReadPrompt."""
-
-    wanted: ChatRequest
-    thinking: bool
 
 
 class Preparation:
@@ -86,8 +61,10 @@ class Preparation:
         ticket = generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
         return replace(ticket, adapter=adapter)
 
-    def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
-        workers, replay = self.proxy.registry.generating, ticket.replay
+    async def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
+        """Return what a request goes by, once its model has a worker. Raises Unavailable where that takes too long."""
+        workers, replay = self.model.workers, ticket.replay
+        await self.proxy.waking.awake(self.model.key, ticket.caller)
         if replay is None or replay.worker is None:
             return workers.snapshot(ticket.release)
         return workers.snapshot_of(replay.worker)
@@ -98,7 +75,7 @@ class Preparation:
         """Compile the grammar of a completion, tokenize its prompts and fit them to the context. Of one that asks for
         no number of tokens each answer has at most `most_tokens`; None: what the context leaves."""
         ticket = self.complete(ticket, completion_request)
-        snapshot = self.snapshot(ticket)
+        snapshot = await self.snapshot(ticket)
         sampling, prompts = completion_request.sampling, len(completion_request.prompts)
         remote = remote_kv(self.proxy, completion_request.kv_transfer, sampling, ticket.name, prompts)
         # Checked before any grammar is compiled or prompt tokenized.
@@ -127,7 +104,7 @@ class Preparation:
     ) -> ReadyChat:
         """Compile the grammars of a chat whose ticket is complete, tokenize it and fit it to the context. Errors call
         its prompt by this name. Of one that asks for no number of tokens the answer has at most `most_tokens`."""
-        snapshot = self.snapshot(ticket)
+        snapshot = await self.snapshot(ticket)
         chat_request = replace(chat_request, sampling=await self.usable(chat_request.sampling))
         if ticket.replay is not None:
             chat_request = replace(chat_request, prompt=replace(chat_request.prompt, at=ticket.replay.at))
@@ -156,6 +133,8 @@ class Preparation:
             work.wish = self.proxy.leases.wish(ticket.caller, kept.seconds, tokens, must=False)
             if remote is not None or self.proxy.config.graph is not None:
                 work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
+            elif self.model.key is not None:
+                work.wish.refuse("prefixes of the first model alone are leased")
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def kept_tokens(
@@ -175,7 +154,7 @@ class Preparation:
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
         self.model.check(chat_request.model)
-        snapshot, handling = self.proxy.registry.generating.snapshot(), chat_request.handling
+        snapshot, handling = self.model.workers.snapshot(), chat_request.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens)
         return self.fit(prompt.ids, chat_request, snapshot, "messages").prompt
@@ -194,13 +173,13 @@ class Preparation:
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
-        params = replace(sampling.fitted(budget), hide_end_token=self.proxy.config.hide_end_token)
-        return Generation(prompt, params)
+        params = replace(sampling.fitted(budget), hide_end_token=self.model.options.hide_end_token)
+        return Generation(prompt, params, further=self.model.key)
 
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
         lookup, prompts = self.proxy.dispatcher.lookup, [work.prompt for work in ready.works]
-        prefixes = await lookup.prepare(prompts, ready.ticket)
+        prefixes = await lookup.prepare(prompts, ready.ticket, self.model.key)
         for work, prefix in zip(ready.works, prefixes, strict=False):
             work.prefix = prefix
         for work in ready.works:
@@ -239,23 +218,19 @@ class Preparation:
         return await self.prompts.executor.run(make, 0) if tools.tools else make()
 
 
-def as_recorded(ready: ReadyRequest, name: str) -> ReadyRequest:
-    """Return a request, which an operator may send again, as it was recorded. Nothing that was computed before is
-    found for it: all of it is computed again."""
-    ticket = ready.ticket
-    if ticket.replay is None:
-        return ready
-    for work, seed in zip(ready.works, ticket.replay.seeds, strict=False):
-        work.params = replace(work.params, seed=seed)
-    return replace(ready, ticket=replace(ticket, cache_salt=name))
-
-
 class GenerationRoutes:
-    """Handlers over one proxy: each reads a request, prepares its work, submits that and sends the reply. Their
-    exceptions become error objects in one place."""
+    """Handlers over one model: each reads a request, prepares its work, submits that and sends the reply. Their
+    exceptions become error objects in one place. Those of the first model are the routes; where it is `beside` others,
+    a request goes on by those of the model that it names."""
 
-    def __init__(self, preparation: Preparation, bodies: BodyReader, answers: AnswerChecker) -> None:
-        self.preparation, self.bodies, self.answers = preparation, bodies, answers
+    def __init__(
+        self,
+        preparation: Preparation,
+        bodies: BodyReader,
+        answers: AnswerChecker,
+        beside: "Sequence[GenerationRoutes]" = (),
+    ) -> None:
+        self.preparation, self.bodies, self.answers, self.beside = preparation, bodies, answers, beside
         self.proxy, self.model, self.prompts = preparation.proxy, preparation.model, preparation.prompts
         self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable, self.receipts = ResumableRoutes(self.proxy), ReceiptDesk(self.proxy)
@@ -266,12 +241,32 @@ class GenerationRoutes:
         self, request: Request, parser: Callable[..., T], check: Callable[[Request], None] = check_type
     ) -> T:
         """Read this request's body, whose content type passes this check, by its parser."""
-        request.ctx.ticket = replayed(request)
-        understand = partial(parser, vocab_size=self.model.vocab_size, ignored=self.bodies.ignored(request))
+        request.ctx.ticket, request.ctx.chosen = replayed(request), self
+        ignored_fields, named_routes = self.bodies.ignored(request), self.named
+
+        def understand(data: dict[str, Any]) -> T:
+            chosen = request.ctx.chosen = named_routes.of(data.get("model"))
+            return parser(data, vocab_size=chosen.model.vocab_size, ignored=ignored_fields)
+
         return await self.bodies.read(request, self.recorder.over(request, understand), check)
 
+    @property
+    def models(self) -> Sequence[ServedModel]:
+        """The models that generate, the first one first."""
+        return tuple(routes.model for routes in (self, *self.beside))
+
+    @property
+    def named(self) -> "NamedRoutes[GenerationRoutes]":
+        return NamedRoutes(self, self.beside)
+
+    def chosen(self, request: Request) -> "GenerationRoutes":
+        """Return the routes of the model that a request which was read is for."""
+        routes: GenerationRoutes = request.ctx.chosen
+        return routes
+
     async def completions(self, request: Request) -> HTTPResponse | None:
-        return await self.answer_completion(request, await self.read(request, read_completion))
+        completion_request = await self.read(request, read_completion)
+        return await self.chosen(request).answer_completion(request, completion_request)
 
     async def answer_completion(
         self, request: Request, completion_request: CompletionRequest, form: type[CompletionShape] = CompletionShape
@@ -283,7 +278,8 @@ class GenerationRoutes:
         return await self.send(request, ready, shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
-        return await self.answer_chat(request, await self.read(request, read_chat))
+        chat_request = await self.read(request, read_chat)
+        return await self.chosen(request).answer_chat(request, chat_request)
 
     async def answer_chat(self, request: Request, chat_request: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
@@ -365,7 +361,7 @@ class GenerationRoutes:
             and completion_request.handling.add_special_tokens
             and isinstance(completion_request.prompts[0], str)
         )
-        return tuple(self.proxy.tokenizer.encode("", True)) if is_text else ()
+        return tuple(self.prompts.tokenizer.encode("", True)) if is_text else ()
 
     def chat_shape(self, ready: ReadyChat, heading: ReplyHeading) -> ChatShape:
         chat_request = ready.wanted
@@ -394,5 +390,11 @@ class GenerationRoutes:
         params = sampling.params
         apart = params.prompt_logprobs is not None and not (echo and params.logprobs is not None)
         return ShownText(
-            self.proxy.tokenizer, params.skip_special_tokens, params.logprobs is not None, apart, echo, added, continued
+            self.prompts.tokenizer,
+            params.skip_special_tokens,
+            params.logprobs is not None,
+            apart,
+            echo,
+            added,
+            continued,
         )

@@ -31,6 +31,7 @@ from pontil.http.stream.reply_schema import COUNT, TEXT, closed, constant, many
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.control import check_together
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.portions import submit_in_portions
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
@@ -175,7 +176,7 @@ class EmbeddingRoutes:
         ids = await self.input_ids(embedding_request, served_model, snapshot)
         understood(request)
         works = [TextEmbedding(token_ids, served_model.name, embedding_request.dimensions) for token_ids in ids]
-        stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
+        stream = await submit_in_portions(self.proxy, ticket, works, snapshot)
         return await self.answered(stream, works, partial(write, model=served_model.name))
 
     async def input_ids(

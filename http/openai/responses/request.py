@@ -305,7 +305,7 @@ REASONING_OPTIONS = (
     Parameter("generate_summary", InertType(SHORT), "the older name of summary"),
 )
 DECLARED = (
-    Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
+    Parameter("model", TextType(), "the name of a model that is served; absent: the first one"),
     Parameter("input", ShapedType(read_input, input_schema()), "a text, or items of a conversation", required=True),
     Parameter("instructions", TextType(), "a system message before the input; not carried over to the next response"),
     Parameter("previous_response_id", TextType(), "the response after which the conversation goes on"),

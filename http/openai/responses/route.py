@@ -12,8 +12,9 @@ from sanic.response import json as json_response
 from sanic.response import raw
 
 from pontil.http.fields.kv_transfer import NAME as KV_PARAMS
+from pontil.http.openai.completions.ready_request import ReadyChat
 from pontil.http.openai.completions.remote_prompt import remote_kv
-from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
+from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.input_items import Item
 from pontil.http.openai.responses.request import ResponsesRequest, read_responses
@@ -33,9 +34,10 @@ class ResponsesRoutes:
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
         responses_request, own_items, ready = await self.prepare(request, is_limited=True)
+        generation = self.generation.chosen(request)
         shape = self.shape(request, responses_request, ready)
         keep = partial(self.keep, ready.ticket.caller, responses_request, own_items, shape)
-        return await self.generation.send(request, ready, shape, keep)
+        return await generation.send(request, ready, shape, keep)
 
     async def count_input_tokens(self, request: Request) -> HTTPResponse:
         _, _, ready = await self.prepare(request)
@@ -46,8 +48,8 @@ class ResponsesRoutes:
     ) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
         """Return the request, its own items with references resolved, and the chat that it stands for. One that is
         `is_limited` counts against the limits of its key."""
-        generation = self.generation
-        responses_request = await generation.read(request, read_responses)
+        responses_request = await self.generation.read(request, read_responses)
+        generation = self.generation.chosen(request)
         # Before any kept response is read.
         ticket = generation.preparation.complete(request.ctx.ticket, responses_request.chat)
         if is_limited:
@@ -59,7 +61,7 @@ class ResponsesRoutes:
         return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input", remote)
 
     def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
-        generation = self.generation
+        generation = self.generation.chosen(request)
         shown_text = generation.shown(ready.sampling)
         heading = replace(generation.heading(request, "resp-", ready), id=PREFIX + secrets.token_hex(16))
         is_stored = responses_request.store and self.kept.store is not None

@@ -50,7 +50,7 @@ def read_speech(data: Mapping[str, Any], vocab_size: int = 0, ignored: IgnoredFi
 
 
 SPEECH = (
-    Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
+    Parameter("model", TextType(), "the name of a model that is served; absent: the first one"),
     Parameter("input", TextType(0, MOST_CHARACTERS), "the text to speak", required=True),
     Parameter("voice", TextType(1, MOST_VOICE), "whose voice, of a model that has several; absent: the first"),
     Parameter("response_format", WordType(FORMATS), "a WAV file, or bare samples of 16 bits", WAV),

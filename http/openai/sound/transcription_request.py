@@ -51,7 +51,7 @@ FILE_SCHEMA: Schema = {"title": "a WAV file", "type": "string", "contentMediaTyp
 
 TRANSCRIPTION = (
     Parameter("file", ShapedType(read_file, FILE_SCHEMA), "the recording", required=True),
-    Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
+    Parameter("model", TextType(), "the name of a model that is served; absent: the first one"),
     Parameter("response_format", WordType(FORMATS), "an object with the text, or the text alone", JSON),
     Parameter("language", InertType(TextType(), ("",)), "the language that is spoken"),
     Parameter("prompt", InertType(TextType(), ("",)), "words that may occur"),

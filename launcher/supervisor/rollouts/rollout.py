@@ -88,8 +88,9 @@ class WorkerSnapshot:
 
     @property
     def counts(self) -> bool:
-        """Return whether it serves, or is to serve again."""
-        return self.state is not ChildState.GIVEN_UP and self.drain_state is DrainState.WORKING
+        """Return whether it serves, or is to serve again; one that sleeps is not waited for."""
+        resting = self.state in (ChildState.GIVEN_UP, ChildState.ASLEEP)
+        return not resting and self.drain_state is DrainState.WORKING
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from pontil.runtime.accounting.counts import PREFILL, Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.admission.control import ModelAdmissions
+from pontil.runtime.proxy.admission.model_waking import ModelWaking
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.answer import Finished
@@ -33,21 +34,23 @@ STATES = {FAILED: timeline.FAILED, LEFT: timeline.CANCELLED, "handed_over": time
 
 class InFlight:
     """The admitted requests that have not ended. `open` adds one to `requests`, where it stays until exactly one call
-    of `finish` or `end` closes its mailbox, of which its work hears."""
+    of `finish` or `end` closes its mailbox, of which its work hears. `tokenizers` are those of the models that
+    generate, by the keys of their workers, the first one's under None."""
 
     def __init__(
         self,
         incarnation: str,
-        tokenizer: Tokenizer,
+        tokenizers: Mapping[str | None, Tokenizer],
         dispatcher: Dispatcher,
         admissions: ModelAdmissions,
         books: Bookkeeper,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
+        self.incarnation, self.tokenizers, self.dispatcher = incarnation, tokenizers, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.waking = ModelWaking(dispatcher.registry, self.requests, clock, dispatcher.config.first_byte_timeout)
         self.turn, self.slow_readers = MessageTurn(), SlowReaders(self)
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
@@ -63,7 +66,7 @@ class InFlight:
 
     def add(self, request_id: str, ticket: Ticket, work: Work, *, trial: bool = False) -> Request:
         request = self.requests[request_id] = Request.start(
-            request_id, work, self.tokenizer, self.clock(), ticket, self.books.ledger
+            request_id, work, self.tokenizer_of(work.group), self.clock(), ticket, self.books.ledger
         )
         self.record(request)
         if ticket.whole is not None:
@@ -73,6 +76,10 @@ class InFlight:
         request.recorder.is_hidden = request.recorder.is_hidden or trial
         work.opened(request)
         return request
+
+    def tokenizer_of(self, group: str | None) -> Tokenizer:
+        """Return the tokenizer of a model that generates. Nobody reads the text of what other groups answer."""
+        return self.tokenizers.get(group, self.tokenizers[None])
 
     def record(self, request: Request) -> None:
         """Begin to record where a request's time goes."""

@@ -134,10 +134,12 @@ class PrefixLookup:
         hello = group.any_hello
         return hello.block_size if hello is not None and hello.block_size > 0 else None
 
-    async def prepare(self, prompts: Sequence[list[int]], ticket: Ticket) -> tuple[PromptPrefix, ...]:
-        """Look for the prompts of requests that will be submitted, as far as they are found. Short ones take no turn of
-        the event loop, long ones a turn for each portion."""
-        group = self.registry.generating
+    async def prepare(
+        self, prompts: Sequence[list[int]], ticket: Ticket, model: str | None = None
+    ) -> tuple[PromptPrefix, ...]:
+        """Look for the prompts of requests to a model that will be submitted, as far as they are found. Short ones take
+        no turn of the event loop, long ones a turn for each portion."""
+        group = self.registry.of(model)
         size = self.block_size(group)
         if size is None:
             return ()

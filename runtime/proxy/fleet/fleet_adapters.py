@@ -125,13 +125,13 @@ class FleetAdapters:
             self.tell_worker(worker.hello)
 
     def tell_worker(self, hello: Hello) -> None:
-        if hello.loads_adapters and self.book.changes:
+        if hello.loads_adapters and self.book.changes and self.registry.group_at(hello.sender) is None:
             self.send(AdapterTable(self.incarnation, hello.sender, *self.book.fields))
 
     def on_state(self, message: AdapterState) -> None:
         """Take what a worker knows, and what became of it there."""
         worker = self.registry.workers.get(message.sender)
-        if worker is None:
+        if worker is None or worker.group is not None:
             return
         self.states = {one: state for one, state in self.states.items() if one in self.registry.workers}
         self.states[message.sender] = message

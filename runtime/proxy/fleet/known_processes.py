@@ -9,7 +9,9 @@ from pontil.runtime.wire.messages import Hello
 
 # Ended processes, and removed workers, of which something is kept.
 REMEMBERED = 256
-DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
+# The state of a worker that is started when its model is asked for.
+ASLEEP = "ASLEEP"
+DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP", ASLEEP)
 
 
 @dataclass(frozen=True, slots=True)

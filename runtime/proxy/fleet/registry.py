@@ -3,12 +3,13 @@
 supervisor's table shows them as dead."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
+from pontil.runtime.proxy.fleet.group_members import Members
 from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import (
     FIXED,
@@ -20,7 +21,7 @@ from pontil.runtime.proxy.fleet.registered_worker import (
     wrong_stage,
 )
 from pontil.runtime.proxy.fleet.registry_snapshot import FingerprintCache, RegistrySnapshot, context_length
-from pontil.runtime.proxy.fleet.service_rate import Seats, generating
+from pontil.runtime.proxy.fleet.service_rate import Seats
 from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
 from pontil.runtime.wire.compatibility import foreign, objection
@@ -37,32 +38,10 @@ NO_MODELS: Mapping[str, str] = MappingProxyType({})
 WATCHED_TTL = 45.0
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The workers of a group while none comes, goes or changes its role, in the order in which they registered: all,
-    those that are `available`, of these the ones that generate with their seats, and these by their release. `version`
-    is that of the registry."""
-
-    version: int
-    workers: Sequence[RegisteredWorker] = ()
-    available: Sequence[RegisteredWorker] = ()
-    seated: Sequence[tuple[RegisteredWorker, int]] = ()
-    releases: Mapping[WorkerRelease, Sequence[RegisteredWorker]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, workers: Sequence[RegisteredWorker], version: int) -> "Members":
-        available = [worker for worker in workers if not worker.leaving]
-        releases: dict[WorkerRelease, list[RegisteredWorker]] = {}
-        for worker in available:
-            releases.setdefault(worker.release, []).append(worker)
-        worker_seats = [(worker, worker.seats) for worker in generating(available)]
-        return cls(version, tuple(workers), tuple(available), worker_seats, releases)
-
-
 class WorkerGroup:
-    """The workers of a registry that serve one model, or one stage of it. Its `key` is None for the model that
-    generates, or its first stage; the name of an embedding model; or "node:" and the name of another stage. A request
-    stays within one group, and within a release of it, whose workers are all alike."""
+    """The workers of a registry that serve one model, or one stage of it. Its `key` is None for the first model that
+    generates, or its first stage; the name of a further one, or of one that embeds or scores texts; or "node:" and the
+    name of another stage. A request stays within one group, and within a release of it, whose workers are all alike."""
 
     def __init__(self, registry: "Registry", key: str | None) -> None:
         self.registry, self.key = registry, key
@@ -161,14 +140,18 @@ class WorkerGroup:
 
 
 class Registry:
-    """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout, or
-    the stages of `graph`; `text_models` are the names of those beside them that embed or score texts, by the role of
-    their workers."""
+    """Workers by incarnation, in the order in which they registered. Those that generate run the first model, one of
+    the `further` ones, by these names, or the stages of `graph`; `text_models` are the names of those beside them that
+    embed or score texts, by the role of their workers."""
 
     def __init__(
-        self, ttl: float, text_models: Mapping[str, str] = NO_MODELS, graph: StagedModel | None = None
+        self,
+        ttl: float,
+        text_models: Mapping[str, str] = NO_MODELS,
+        graph: StagedModel | None = None,
+        further: Sequence[str] = (),
     ) -> None:
-        self.ttl, self.text_models, self.graph = ttl, text_models, graph
+        self.ttl, self.text_models, self.graph, self.further = ttl, text_models, graph, further
         self.workers: dict[str, RegisteredWorker] = {}
         # Changed with any worker that comes, goes, or takes another role.
         self.version = 0
@@ -178,20 +161,33 @@ class Registry:
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
         stages = [] if graph is None else [group_of(graph, name) for name in graph.node_names]
-        self.groups = {key: WorkerGroup(self, key) for key in dict.fromkeys((None, *text_models.values(), *stages))}
+        keys = dict.fromkeys((None, *further, *text_models.values(), *stages))
+        self.groups = {key: WorkerGroup(self, key) for key in keys}
         self.generating = self.groups[None]
 
     def of(self, group: str | None) -> WorkerGroup:
         return self.groups[group]
 
+    def group_at(self, incarnation: str) -> str | None:
+        """Return the key of the group that a worker is in; None also where it is gone."""
+        return self.workers[incarnation].group if incarnation in self.workers else None
+
+    @property
+    def answering(self) -> tuple[WorkerGroup, ...]:
+        """The groups whose models answer clients with tokens, the first model's first."""
+        return tuple(self.groups[key] for key in (None, *self.further))
+
     def key_of(self, message: Hello) -> str | None:
         """Return the key of the group that a worker would belong to."""
-        return message.model if message.role in TEXT_ROLES else group_of(self.graph, message.node)
+        has_own = message.role in TEXT_ROLES or message.model in self.further
+        return message.model if has_own else group_of(self.graph, message.node)
 
     def may_be_of(self, row: ProcessRow, group: str | None) -> bool:
         """Return whether a process of the supervisor's table is a worker of this group."""
         if row.role in TEXT_ROLES:
             return group is not None and self.text_models.get(row.role) == group
+        if group in self.further or row.about.get("model") is not None:
+            return row.about.get("model") == group
         return group not in self.text_models.values() and group_of(self.graph, row.about.get("node")) == group
 
     def hello(self, message: Hello, now: float) -> str | None:

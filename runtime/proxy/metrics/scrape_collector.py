@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Series that are computed from the proxy's state at each scrape, and not counted as they happen."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import Metric
@@ -18,26 +18,40 @@ from pontil.runtime.proxy.requests.request import Request
 
 def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: str) -> Iterator[Metric]:
     """Yield the series by which other routers choose a server, under the names that vLLM has for them: llm-d's endpoint
-    picker and others scrape these. A request waits until a worker has scheduled it, as in vLLM."""
-    workers = list(registry.generating.workers)
-    client_requests = [request for request in list(requests.values()) if request.is_clients]
-    queued_requests = sum(not request.attempts.phases for request in client_requests)
-    waiting = min(len(client_requests), queued_requests + sum(map(own_waiting, workers)))
-    blocks, free = sum(worker.capacity for worker in workers), sum(worker.free_blocks for worker in workers)
-    kv_usage = 1.0 - min(free, blocks) / blocks if blocks else 0.0
-    gauges = (
-        ("num_requests_running", "Requests that a worker has scheduled", len(client_requests) - waiting),
-        ("num_requests_waiting", "Requests that no worker has scheduled yet", waiting),
-        ("kv_cache_usage_perc", "Part of the KV blocks that is in use; 1 is all of them", kv_usage),
-        ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", kv_usage),
-    )
-    for name, says, value in gauges:
+    picker and others scrape these. `model` is the name of the first model; requests that are no further one's are
+    counted with it."""
+    owned: dict[str | None, list[Request]] = {group.key: [] for group in registry.answering}
+    for request in list(requests.values()):
+        if request.is_clients:
+            owned.get(request.work.group, owned[None]).append(request)
+    figures = {key or model: picker_figures(own, list(registry.of(key).workers)) for key, own in owned.items()}
+    for number, (name, says) in enumerate(PICKED):
         family = GaugeMetricFamily(f"vllm:{name}", says, labels=["model_name"])
-        family.add_metric([model], value)
+        for served, values in figures.items():
+            family.add_metric([served], values[number])
         yield family
+    workers = list(registry.generating.workers)
     if workers:
+        blocks = sum(worker.capacity for worker in workers)
         about = {"block_size": str(workers[0].hello.block_size), "num_gpu_blocks": str(blocks)}
         yield InfoMetricFamily("vllm:cache_config", "Size of the KV cache, in blocks", value=about)
+
+
+PICKED = (
+    ("num_requests_running", "Requests that a worker has scheduled"),
+    ("num_requests_waiting", "Requests that no worker has scheduled yet"),
+    ("kv_cache_usage_perc", "Part of the KV blocks that is in use; 1 is all of them"),
+    ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc"),
+)
+
+
+def picker_figures(requests: Sequence[Request], workers: Sequence[RegisteredWorker]) -> tuple[float, ...]:
+    """Return the values of these series for the requests and workers of a model. A request waits until a worker has
+    scheduled it, as in vLLM."""
+    queued_requests = sum(not request.attempts.phases for request in requests)
+    waiting = min(len(requests), queued_requests + sum(map(own_waiting, workers)))
+    kv_usage = used(sum(worker.capacity for worker in workers), sum(worker.free_blocks for worker in workers))
+    return len(requests) - waiting, waiting, kv_usage, kv_usage
 
 
 def own_waiting(worker: RegisteredWorker) -> int:

@@ -21,13 +21,23 @@ NOTHING_MORE: Mapping[str, Any] = {}
 
 @dataclass(slots=True, eq=False)
 class Generation(Work):
-    """A prompt to be continued. `prefix` is what was computed to find it in caches, `parts` what it was made of. With
-    `remote_kv` its KV is kept for a worker of another proxy, or comes from one. A lease on it may be wished for."""
+    """A prompt to be continued, by the `further` model of this name, or (None) the first one. `prefix` is what was
+    computed to find it in caches, `parts` what it was made of. With `remote_kv` its KV is kept for a worker of another
+    proxy, or comes from one. A lease on it may be wished for."""
 
     prefix: PromptPrefix | None = None
     remote_kv: RemoteKV | None = None
     parts: PromptParts | None = None
     wish: LeaseWish | None = None
+    further: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        return self.further
+
+    @property
+    def model(self) -> str | None:
+        return self.further
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
         kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)

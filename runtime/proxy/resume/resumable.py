@@ -44,11 +44,11 @@ class ResumableStreams:
     def __init__(self, fleet: Fleet, window: float, in_flight: InFlight) -> None:
         self.fleet, self.records, self.window = fleet, fleet.records, window
         self.in_flight = in_flight
-        self.incarnation, self.tokenizer = in_flight.incarnation, in_flight.tokenizer
+        self.incarnation, self.tokenizer_of = in_flight.incarnation, in_flight.tokenizer_of
         self.books, self.clock = in_flight.books, in_flight.clock
         self.journals: dict[str, StreamJournal] = {}
         self.touched = 0.0
-        self.retelling = Retelling(in_flight.tokenizer)
+        self.retelling = Retelling(in_flight.tokenizer_of)
         # Records whose requests were looked up in the usage log after their proxies' deaths.
         self.settled: set[str] = set()
         # Streams that may be continued and have no owner, with the sizes of their records: one that is larger had an
@@ -150,7 +150,8 @@ class ResumableStreams:
         if isinstance(claimed, StreamRecord):
             return await self.retelling.of_record(claimed.lines)
         request = claimed.request
-        return await self.retelling.texts(request.params, [answer.ids for answer in request.answers])
+        ids = [answer.ids for answer in request.answers]
+        return await self.retelling.texts(request.params, ids, request.work.group)
 
     def take_up(
         self,
@@ -165,13 +166,14 @@ class ResumableStreams:
             if claimed.request.mailbox.end is None and self.journals.get(claimed.name) is not claimed:
                 raise Unavailable("this proxy ends: ask another one for the rest")
             claimed.reader = reader
-            rewind(claimed.request, self.tokenizer, retold)
+            rewind(claimed.request, self.tokenizer_of(claimed.request.work.group), retold)
             return self.continued(claimed.request)
         has_ended = end_of(claimed.last) is not None
         self.hold(claimed)
         try:
             books = None if has_ended and not claimed.is_unsettled else self.books.ledger
-            request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold, ticket)
+            tokenizer = self.tokenizer_of(claimed.head.get("model"))
+            request = restored(claimed.lines, tokenizer, books, self.clock(), retold, ticket)
         except RequestError:
             claimed.end()
             raise

@@ -2,7 +2,7 @@
 """The text of an answer that is told again, made anew in parts: a long one would hold the event loop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pontil.runtime.errors import MalformedFrame
@@ -38,12 +38,14 @@ class RetoldText:
 class Retelling:
     """The making of such texts: however many are made, there is one part in a turn of the event loop."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.turns = tokenizer, asyncio.Lock()
+    def __init__(self, tokenizer_of: Callable[[str | None], Tokenizer]) -> None:
+        self.tokenizer_of, self.turns = tokenizer_of, asyncio.Lock()
 
-    async def texts(self, params: SamplingParams, ids: Sequence[Sequence[int]]) -> list[RetoldText]:
-        """Return the texts of these choices, all but their ends. The ids may grow meanwhile."""
-        texts = [RetoldText(self.tokenizer, params, number) for number in range(len(ids))]
+    async def texts(
+        self, params: SamplingParams, ids: Sequence[Sequence[int]], model: str | None = None
+    ) -> list[RetoldText]:
+        """Return the texts of these choices of a model, all but their ends. The ids may grow meanwhile."""
+        texts = [RetoldText(self.tokenizer_of(model), params, number) for number in range(len(ids))]
         for text, choice_ids in zip(texts, ids, strict=True):
             has_more = True
             while has_more:
@@ -58,7 +60,7 @@ class Retelling:
             params, ids = SamplingParams.from_wire(lines[0]["params"]), recorded_ids(lines)
         except (KeyError, TypeError, ValueError, MalformedFrame):
             return []
-        return await self.texts(params, ids)
+        return await self.texts(params, ids, lines[0].get("model"))
 
 
 def recorded_ids(lines: Sequence[Mapping[str, Any]]) -> list[list[int]]:

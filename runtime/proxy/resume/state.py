@@ -43,7 +43,7 @@ def head_of(request: Request) -> dict[str, Any]:
         "priority": request.ticket.place,
         "caller": request.ticket.caller,
         "arrived": request.times.arrived,
-    }
+    } | ({} if request.work.group is None else {"model": request.work.group})
 
 
 def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def restored(
     try:
         request = Request.start(
             head["request"],
-            Generation(head["prompt"], SamplingParams.from_wire(head["params"])),
+            Generation(head["prompt"], SamplingParams.from_wire(head["params"]), further=head.get("model")),
             tokenizer,
             now,
             replace(

@@ -72,7 +72,7 @@ class QuietSite:
         self.opened = self.closed = 0
         self.readiness = SimpleNamespace(is_draining=False)
         groups = {"tiny": SimpleNamespace(seats=SimpleNamespace(total=2), available=[1])}
-        self.registry = SimpleNamespace(groups=groups, generating=groups["tiny"])
+        self.registry = SimpleNamespace(groups=groups, answering=[groups["tiny"]])
         self.metrics = SimpleNamespace(threads=self)
         self.books, self.faults = self, list[BaseException]()
         routes = LineRoutes({CHAT: partial(handler, self)}, lambda caller: True)

@@ -129,7 +129,7 @@ def test_a_workers_words_are_a_launch_that_joins(tmp_path: Path) -> None:
     devices, _ = chosen.devices(NODE, [])
     options = parsed(made.worker_words(chosen, devices, CONTROL))
     assert (options.on, options.role, options.join, options.first_number) == ("host", "decode", CONTROL, 1)
-    assert options.model == str(tmp_path) and options.kv_cache_memory == 64 << 20 and not options.prefix_caching
+    assert options.model == (str(tmp_path),) and options.kv_cache_memory == 64 << 20 and not options.prefix_caching
     assert options.usage_log is options.api_keys is options.keys is None and options.restart_delay == 0.25
     (child,) = plan(options, HostDevices((0, 1), 2, 0), tmp_path, tmp_path).children
     assert (child.name, child.cores) == ("decode:1", (0, 1))

@@ -64,7 +64,7 @@ def test_they_stand_behind_a_key_in_any_order(tmp_path: Path) -> None:
 
 def test_they_reach_the_proxys_configuration(tmp_path: Path) -> None:
     keys = read(tmp_path / "keys", f"alice={ALICE} {ALL}\nbob={BOB}\n")
-    planned = plan_proxy(LaunchOptions(), HostDevices((0,), 1, 0), tmp_path, "ipc:///c").config
+    planned = plan_proxy([LaunchOptions()], HostDevices((0,), 1, 0), tmp_path, "ipc:///c").config
     assert keys.config.keys() <= planned.keys()
     made = proxy_config(planned | keys.config)
     assert made.callers == keys.callers and made.allowances == keys.allowances

@@ -68,7 +68,7 @@ def test_only_the_proxy_gets_them() -> None:
     environment = LaunchEnvironment({**BOTH, "OTEL_SERVICE_NAME": "mine"}, 0)
     assert environment.for_child(2)["OTEL_SERVICE_NAME"] == "mine" and not set(BOTH) & set(environment.for_child(2))
     options = LaunchOptions(otlp_traces_endpoint=HERE)
-    child = plan_proxy(options, HostDevices((0,), 1, 0), Path("/run"), "ipc:///run/c")
+    child = plan_proxy([options], HostDevices((0,), 1, 0), Path("/run"), "ipc:///run/c")
     config = proxy_config(child.configured(trace_headers=[["api-key", "s3cret"]], cache_dir=None).config)
     assert config.trace_headers == (("api-key", "s3cret"),) and "s3cret" not in repr(config)
     assert (config.otlp_traces_endpoint, config.otlp_traces_sample_rate) == (HERE, 1.0)

@@ -12,8 +12,8 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.options.options import read_options
 from pontil.launcher.plan.addresses import MAX_IPC_PATH, url_host
+from pontil.launcher.plan.models import own_name
 from pontil.launcher.plan.topology import Topology, plan
-from pontil.launcher.plan.workers import own_name
 from pontil.runtime.chat import dialect
 from pontil.runtime.config.proxy_config import CALL_PARSERS, REASONING_PARSERS, proxy_config
 from pontil.runtime.config.worker_config import Deadlines, worker_config

@@ -36,7 +36,7 @@ async def is_ended(task: "asyncio.Task[None]") -> bool:
 @pytest.mark.parametrize("turn", TURNS)
 def test_the_self_test_ends_when_it_is_cancelled_as_it_is_woken(tokenizer: Tokenizer, turn: int) -> None:
     async def scene() -> None:
-        tester = SelfTest(True, tokenizer, list, submitting)
+        tester = SelfTest(True, lambda route: tokenizer, list, submitting)
         # It waits with a timeout while a route fails.
         tester.results[()] = SelfTestResult("a>b", error="it does not serve")
         running = asyncio.ensure_future(tester.run())

@@ -87,7 +87,7 @@ def test_a_pair_whose_link_is_cut_is_used_again_once_it_is_not(play: Play) -> No
 
         assert await phases_of_next() == {PREFILL, DECODE}
         proxy.router.on_messages([beat(decode.incarnation, proxy.incarnation, prefill.incarnation, "gone")])
-        assert not [row for row in proxy.trial_routes() if len(row.phases) == 2]
+        assert not [row for row in proxy.self_test.routes() if len(row.phases) == 2]
         for _ in range(3):
             assert await phases_of_next() == {WHOLE}
         proxy.router.on_messages([beat(decode.incarnation, proxy.incarnation)])

@@ -15,8 +15,9 @@ import pytest
 from fleet_proxy import fleet_proxy, hello_of, submit
 
 from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.proxy.fleet.group_members import Members
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
-from pontil.runtime.proxy.fleet.registry import Members, Registry
+from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.service_rate import Seats
 from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

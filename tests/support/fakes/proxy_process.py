@@ -32,6 +32,9 @@ class LineReporter:
     def asked(self, number: int, request: Any) -> None:
         self.say("asked", [number, request])
 
+    def used(self, models: Any) -> None:
+        self.say("used", models)
+
     def stepped(self, number: int, working: bool) -> None:
         pass
 

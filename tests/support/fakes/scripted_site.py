@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
 from pontil.http.server.service import BACKLOG, build_app, load_pairs
 from pontil.http.server.timed_protocol import TimedProtocol
-from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.proxy import NO_MORE, Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 MODEL = "tiny"
@@ -71,9 +71,11 @@ def refused(answer: HttpAnswer, status: int, code: str) -> str:
 class ScriptedSite:
     """A served proxy at 127.0.0.1:`port`."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, /, **config: Any
+    ) -> None:
         control = f"ipc://{folder}/control"
-        self.proxy = Proxy(bare_config(control, model=MODEL, version="1.2.3", **config), tokenizer)
+        self.proxy = Proxy(bare_config(control, model=MODEL, version="1.2.3", **config), tokenizer, further=further)
         self.tokenizer = tokenizer
         self.endpoint = self.proxy.bind()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -152,8 +154,10 @@ class ScriptedSite:
 
 
 @contextmanager
-def site(folder: Path, tokenizer: Tokenizer, **config: Any) -> Iterator[ScriptedSite]:
-    made = ScriptedSite(folder, tokenizer, **config)
+def site(
+    folder: Path, tokenizer: Tokenizer, further: Mapping[str, Tokenizer] = NO_MORE, /, **config: Any
+) -> Iterator[ScriptedSite]:
+    made = ScriptedSite(folder, tokenizer, further, **config)
     made.thread.start()
     eventually(made.serving.is_set, "the site")
     try:

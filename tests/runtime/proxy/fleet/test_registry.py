@@ -352,6 +352,19 @@ def test_a_namesake_on_another_host_outlives_the_tables_own() -> None:
     assert workers.show([row("decode:0", 99) | {"ended_pids": [7]}]) == []
 
 
+def test_models_have_workers_of_their_own() -> None:
+    made = Registry(5.0, further=("other",))
+    other = replace(TWO, model="other", model_fingerprint="another", name="other-mixed:0", block_size=32)
+    assert made.hello(ONE, 0.0) is None and made.hello(other, 0.0) is None
+    assert [names(group.available) for group in made.answering] == [["decode:0"], ["other-mixed:0"]]
+    unlike = replace(other, sender="i3", block_size=16)
+    assert "has block size 16 but other-mixed:0 has 32" in str(made.hello(unlike, 0.0))
+    table = [row("decode:0", 11), row("other-mixed:0", 12, "given_up") | {"model": "other"}]
+    made.show([row("decode:0", 11), row("other-mixed:0", 12)])
+    assert names(made.show(table)) == ["other-mixed:0"]
+    assert made.of("other").is_given_up and not made.generating.is_given_up
+
+
 def test_a_worker_in_another_role_takes_its_part() -> None:
     """Prompts are more tokens than answers: by what it did before it would be avoided for minutes."""
     made = registry(ONE, TWO, replace(TWO, sender="i3", name="prefill:1", pid=13))

@@ -102,7 +102,7 @@ def test_requests_go_to_both_and_each_reply_names_its_own(play: Play) -> None:
         assert sorted(stream.route for stream in streams) == 4 * ["prefill:0>decode:0"] + 4 * ["prefill:1>decode:1"]
         await asyncio.gather(*map(collect, streams))
         assert not group.shares.bound
-        assert {one.name for one in live_proxy.proxy.trial_routes()} == {"prefill:0>decode:0", "prefill:1>decode:1"}
+        assert {one.name for one in live_proxy.proxy.self_test.routes()} == {"prefill:0>decode:0", "prefill:1>decode:1"}
 
     play(scene)
 

@@ -9,6 +9,8 @@ import pytest
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.scrape_collector import picker_metrics
 from pontil.runtime.proxy.requests.attempts import Attempts
+from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
 HELLO = Hello("w", SCHEMA, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p", 16, 9, 4, 512, 256)
@@ -17,6 +19,7 @@ HELLO = Hello("w", SCHEMA, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:/
 @dataclass
 class Dispatched:
     is_clients: bool = True
+    work: Any = field(default_factory=lambda: Generation([], SamplingParams(max_tokens=1, seed=0)))
     attempts: Attempts = field(default_factory=lambda: Attempts(0.0, phases={"w": "whole"}))
 
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real launch of several models: a death of one, and sleep and waking in a memory that holds one of them."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, launched, wait_for
+
+PROMPT = [3 + 7 * place % 200 for place in range(89)]
+NAMES = ("model", "other")
+OPTIONS = (
+    "--role",
+    "mixed",
+    "--mixed",
+    "cpu:0",
+    "--share-devices",
+    "--kv-cache-memory",
+    "8MiB",
+    "--restart-delay",
+    "0.1",
+)
+
+
+def ask(served: Served, name: str, tokens: int = 8) -> dict[str, Any]:
+    body = {
+        "model": name,
+        "prompt": PROMPT,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "seed": 1,
+        "return_token_ids": True,
+    }
+    reply = served.request("POST", "/v1/completions", body)
+    assert reply.status == 200, reply.text()
+    told: dict[str, Any] = reply.json()
+    assert told["model"] == name
+    return told
+
+
+def ids_of(answer: dict[str, Any]) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+def states(served: Served) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in served.request("GET", "/v1/models").json()["data"]}
+
+
+@pytest.mark.long
+def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) -> None:
+    tables = tmp_path / "models.toml"
+    tables.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in NAMES))
+    for name in NAMES:
+        shutil.copytree(model, tmp_path / name)
+    with launched(tmp_path, "--models", str(tables), *OPTIONS) as served:
+        alone = {name: ids_of(ask(served, name)) for name in NAMES}
+        served.kill("other-mixed:0")
+        assert ids_of(ask(served, "model")) == alone["model"]
+        wait_for(
+            lambda: served.request("GET", "/v1/models/other").json()["max_model_len"], 60, "the other one's return"
+        )
+        assert ids_of(ask(served, "other")) == alone["other"]
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "300MiB", *OPTIONS) as served:
+        assert states(served) == {"model": "awake", "other": "asleep"}
+        with ThreadPoolExecutor(1) as beside:
+            long = beside.submit(ask, served, "model", 400)
+            assert ids_of(ask(served, "other")) == alone["other"]
+            assert len(ids_of(long.result())) == 400, "the last requests of one that goes to sleep end first"
+        assert states(served) == {"model": "asleep", "other": "awake"}
+        woken = ask(served, "model")
+        assert ids_of(woken) == alone["model"] and woken["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        wait_for(lambda: states(served) == {"model": "awake", "other": "asleep"}, 60, "the other one's sleep")
+        served.kill("mixed:0")
+        assert ids_of(ask(served, "other")) == alone["other"]
