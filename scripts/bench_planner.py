@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from machine_watch import Disturbance, MachineWatch, SpeedProbe
+from machine_watch import SeenDisturbance, MachineWatch, SpeedProbe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -52,7 +52,7 @@ LOOK, PAUSE = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class BenchedTopology:
     """Workers on the cores of this machine: the flags of their launch, and of their plan."""
 
     launch: str
@@ -76,17 +76,17 @@ class CaseLoad:
 # So many conversations do not fit into it.
 SMALL_POOL = "--kv-cache-memory 48MiB"
 TOPOLOGIES = {
-    "1 mixed": Topology("--role mixed --mixed cpu:0", "--mixed 1"),
-    "2 mixed": Topology("--role mixed --mixed cpu:0,cpu:1", "--mixed 2"),
-    "1P1D": Topology("--prefill cpu:0 --decode cpu:1", "--prefill 1 --decode 1", "--disagg always"),
-    "1P2D": Topology(
+    "1 mixed": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1"),
+    "2 mixed": BenchedTopology("--role mixed --mixed cpu:0,cpu:1", "--mixed 2"),
+    "1P1D": BenchedTopology("--prefill cpu:0 --decode cpu:1", "--prefill 1 --decode 1", "--disagg always"),
+    "1P2D": BenchedTopology(
         "--prefill cpu:0 --decode cpu:1,cpu:0 --share-devices", "--prefill 1 --decode 2", "--disagg always"
     ),
-    "2P1D": Topology(
+    "2P1D": BenchedTopology(
         "--prefill cpu:0,cpu:1 --decode cpu:0 --share-devices", "--prefill 2 --decode 1", "--disagg always"
     ),
-    "small": Topology("--role mixed --mixed cpu:0", "--mixed 1", SMALL_POOL),
-    "small, tier": Topology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier memory:1GiB"),
+    "small": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", SMALL_POOL),
+    "small, tier": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier memory:1GiB"),
 }
 SHORT, LONG = "--prompt-tokens 64 --output-tokens 48", "--prompt-tokens 512 --output-tokens 32"
 # Where CSV stands: conversations whose turns share what came before.
@@ -155,7 +155,7 @@ class PlannerBench:
                     seen, worst = self.seen(launch, target, LOADS[load])
                     self.keep(name, load, predicted[load], seen, worst)
 
-    def predict(self, topology: Topology, load: CaseLoad) -> Figures:
+    def predict(self, topology: BenchedTopology, load: CaseLoad) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
         words += f" --cores {CORES} --clients-here --json" + (f" --kill {load.kills}" if load.kills else "")
@@ -167,11 +167,13 @@ class PlannerBench:
         row: Figures = json.loads(done.stdout.splitlines()[0])
         return row
 
-    def seen(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad) -> tuple[list[Figures], Disturbance]:
+    def seen(
+        self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad
+    ) -> tuple[list[Figures], SeenDisturbance]:
         """Return the figures of each run, and how much the worst of them was disturbed."""
-        until, made, worst = time.monotonic() + self.given.patience, list[Figures](), Disturbance()
+        until, made, worst = time.monotonic() + self.given.patience, list[Figures](), SeenDisturbance()
         for number in range(1, self.given.repeats + 1):
-            tries = list[tuple[Disturbance, Figures]]()
+            tries = list[tuple[SeenDisturbance, Figures]]()
             while not tries or (not self.is_quiet(tries[-1][0]) and time.monotonic() < until):
                 self.wait_for_quiet(launch, until)
                 watch = MachineWatch(launch.process.pid, self.probe)
@@ -185,7 +187,7 @@ class PlannerBench:
             worst = worst.with_worst(disturbance)
         return made, worst
 
-    def is_quiet(self, seen: Disturbance) -> bool:
+    def is_quiet(self, seen: SeenDisturbance) -> bool:
         return bool(seen.others <= self.given.others and seen.slowness <= self.given.slow)
 
     def wait_for_quiet(self, launch: ProfiledLaunch, until: float) -> None:
@@ -208,7 +210,9 @@ class PlannerBench:
                 kill_first(launch, load.kills)
             yield question
 
-    def keep(self, topology: str, load: str, predicted: Figures, seen: Sequence[Figures], worst: Disturbance) -> None:
+    def keep(
+        self, topology: str, load: str, predicted: Figures, seen: Sequence[Figures], worst: SeenDisturbance
+    ) -> None:
         row: dict[str, Any] = {"topology": topology, "load": load}
         row |= {name: round(value, 3) for name, value in asdict(worst).items()}
         row["quiet"] = self.is_quiet(worst)
@@ -250,7 +254,7 @@ def kill_first(launch: ProfiledLaunch, role: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedFigures:
     """One figure of one configuration."""
 
     predicted: float
@@ -259,7 +263,7 @@ class Compared:
     goal: float
 
     @classmethod
-    def of(cls, row: dict[str, Any], name: str) -> "Compared":
+    def of(cls, row: dict[str, Any], name: str) -> "ComparedFigures":
         values = row[name]["measured"]
         spread = (max(values) - min(values)) / 2
         return cls(row[name]["predicted"], statistics.median(values), spread, GOALS.get(name, AS_GOOD))
@@ -281,7 +285,7 @@ def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str,
     """Yield for each load with several topologies whether the predicted best is the best, with both names: one that is
     measured to be as good as the best, within the noise, is as well."""
     for load in SETS:
-        some = {row["topology"]: Compared.of(row, SCORE) for row in rows if row["load"] == load}
+        some = {row["topology"]: ComparedFigures.of(row, SCORE) for row in rows if row["load"] == load}
         if len(some) > 1:
             chosen = min(some, key=lambda name: some[name].predicted)
             best = min(some, key=lambda name: some[name].measured)
@@ -296,7 +300,7 @@ def report(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
     lines += ["| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | others | slow |"]
     lines.append("|---" * (len(GOALS) + 4) + "|")
     for row in rows:
-        figures = [str(Compared.of(row, name)) for name in GOALS]
+        figures = [str(ComparedFigures.of(row, name)) for name in GOALS]
         disturbed = f"{row['others']:.2f} | {row['slowness']:.2f}"
         lines.append(f"| {row['topology']} | {row['load']} | {' | '.join(figures)} | {disturbed} |")
     quiet = [row for row in rows if row["quiet"]]
@@ -304,8 +308,8 @@ def report(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
     lines += ["| figure | goal | within it or the noise | of quiet ones | median error | worst |"]
     lines += ["|---|---|---|---|---|---|"]
     for name, goal in GOALS.items():
-        some = {f"{row['topology']}, {row['load']}": Compared.of(row, name) for row in rows}
-        good_quiet = sum(Compared.of(row, name).is_good for row in quiet)
+        some = {f"{row['topology']}, {row['load']}": ComparedFigures.of(row, name) for row in rows}
+        good_quiet = sum(ComparedFigures.of(row, name).is_good for row in quiet)
         good = sum(one.is_good for one in some.values())
         worst = max(some, key=lambda case: abs(some[case].error))
         middle = statistics.median(abs(one.error) for one in some.values())

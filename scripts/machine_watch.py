@@ -64,7 +64,7 @@ def probe(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class SeenDisturbance:
     """The cores that other programs used in a run, how many times as slow the own ones were, and the seconds for which
     workers waited for theirs, of each second."""
 
@@ -72,8 +72,8 @@ class Disturbance:
     slowness: float = 1.0
     waited: float = 0.0
 
-    def with_worst(self, other: "Disturbance") -> "Disturbance":
-        return Disturbance(*map(max, astuple(self), astuple(other)))
+    def with_worst(self, other: "SeenDisturbance") -> "SeenDisturbance":
+        return SeenDisturbance(*map(max, astuple(self), astuple(other)))
 
     @property
     def size(self) -> float:
@@ -105,11 +105,11 @@ class MachineWatch:
                 seconds += sum(one.cpu_times()[:2])
         return seconds
 
-    def seen(self) -> Disturbance:
+    def seen(self) -> SeenDisturbance:
         passed = time.monotonic() - self.begun
         used = busy_seconds() - self.all - (self.own_seconds() - self.own)
         waited = max(0.0, self.waited_seconds() - self.waited)
-        return Disturbance(max(0.0, used / passed), self.probe.slowness(self.begun), waited / passed)
+        return SeenDisturbance(max(0.0, used / passed), self.probe.slowness(self.begun), waited / passed)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, i
     const size_t words = matrix.words, size = words * GROUP;
     const uint32_t* weights = matrix.data + group * size;
     alignas(64) float sums[2 * TILE * GROUP];
-    // Behind the last group of a large matrix lies what is multiplied next; behind that of an adapter's, another product.
+    // Behind the last group of a large matrix lies what is multiplied next; behind an adapter, another product.
     const bool is_alone = matrix.outputs <= FEW_OUTPUTS && (group + 1) * GROUP >= matrix.outputs;
     for (int row = 0; row < rows; row += 2 * TILE) {
         const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE, lines = row || is_alone ? 0 : 2 * TILE;

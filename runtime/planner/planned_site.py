@@ -14,7 +14,7 @@ from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.planner.device_profile import DeviceProfile
 from pontil.runtime.planner.planned_roles import PlannedRoles
-from pontil.runtime.planner.planned_worker import PlannedModel, PlannedWorker, WorkerPlace
+from pontil.runtime.planner.planned_worker import PlannedModel, PlannedPlace, PlannedWorker
 from pontil.runtime.planner.shared_cores import OwnCores, SharedCores
 from pontil.runtime.planner.step_costs import StepCosts
 from pontil.runtime.proxy.proxy import Proxy
@@ -74,9 +74,8 @@ class QuietWorld(VirtualWorld):
 class PlannedProxy(LoopProcess):
     """The process of the proxy."""
 
-    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer, cores: OwnCores) -> None:
+    def __init__(self, world: VirtualWorld, config: ProxyConfig, tokenizer: Tokenizer) -> None:
         super().__init__(world, "proxy")
-        self.cores = cores
         self.proxy = self.do(lambda: self.make(config, tokenizer))
 
     def make(self, config: ProxyConfig, tokenizer: Tokenizer) -> Proxy:
@@ -84,11 +83,6 @@ class PlannedProxy(LoopProcess):
         proxy.bind()
         proxy.start()
         return proxy
-
-    def work(self, seconds: float) -> None:
-        """Spend what this work takes on the cores."""
-        now = self.world.now()
-        self.world.spend(self.cores.serve(now, seconds) - now)
 
 
 def plain_tokenizer() -> Tokenizer:
@@ -116,12 +110,17 @@ class PlannedSite:
         each = model.profile.about.cores
         shared = model.cores and SharedCores(world, model.cores, each, model.profile.company)
         self.cores = shared or OwnCores()
-        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer, self.cores)
+        self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
         self.workers = [
-            PlannedWorker(world, config, model, WorkerPlace(number, self.cores))
+            PlannedWorker(world, config, model, PlannedPlace(number, self.cores))
             for number, config in enumerate(self.worker_configs)
         ]
         self.roles = PlannedRoles(self.proxy, self.proxy.proxy, self.workers, self.tell_table)
+
+    def serve(self, seconds: float) -> None:
+        """Spend what work of the proxy takes on the cores."""
+        now = self.world.now()
+        self.world.spend(self.cores.serve(now, seconds) - now)
 
     @property
     def proxy_config(self) -> ProxyConfig:
@@ -154,7 +153,7 @@ class PlannedSite:
 
     def begin_again(self, place: int) -> None:
         before = self.workers[place]
-        self.workers[place] = PlannedWorker(self.world, before.loop.sockets.config, self.model, before.place)
+        self.workers[place] = PlannedWorker(self.world, before.loop.sockets.config, self.model, before.runner.place)
         self.world.after(NOTICED_AFTER, self.tell_table)
 
     def tell_table(self) -> None:

@@ -59,7 +59,7 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class PlannedPlace:
     """The place of a worker: its number among all, and the cores of which it has some."""
 
     number: int
@@ -72,7 +72,7 @@ class CostedRunner:
 
     keeps_states, answers_are_found = False, True
 
-    def __init__(self, process: CoreProcess, place: WorkerPlace, model: PlannedModel, pool: BlockPool) -> None:
+    def __init__(self, process: CoreProcess, place: PlannedPlace, model: PlannedModel, pool: BlockPool) -> None:
         self.process, self.world, self.place = process, process.world, place
         self.model, self.pool = model, pool
         self.costs, self.host = model.costs, model.profile.host
@@ -139,12 +139,12 @@ class TimedConnector(ShmConnector):
 class PlannedWorker(CoreProcess):
     """The process of a worker."""
 
-    def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel, place: WorkerPlace) -> None:
+    def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel, place: PlannedPlace) -> None:
         super().__init__(world, config.name)
-        self.place = place
-        self.turn_seconds = model.profile.host.worker_turn / 1e3
         with self.inside():
-            self.loop = make_worker(config, self.resources(config, model), NoReports(), connect=self.connect(model))
+            self.loop = make_worker(
+                config, self.resources(config, model, place), NoReports(), connect=self.connect(model)
+            )
             # The memory of this machine is none of the plan.
             prefault = self.worker.idle_work.prefault
             assert prefault is not None
@@ -182,13 +182,13 @@ class PlannedWorker(CoreProcess):
     ) -> Callable[[WorkerSockets, KVStorage, TransferSecurity | None], TimedConnector]:
         return lambda sockets, storage, _: TimedConnector(self, model, storage, sockets.poller.wake, sockets.failures)
 
-    def resources(self, config: WorkerConfig, model: PlannedModel) -> WorkerResources:
+    def resources(self, config: WorkerConfig, model: PlannedModel, place: PlannedPlace) -> WorkerResources:
         """Put a worker's engine together, as `runtime/worker/start/assembly.py` does around a model that it loaded. Its
         pool has as many blocks, with next to nothing in each."""
         about, sizes = model.profile.about, model.profile.sizes
         layout = KVLayout(sizes.block_tokens, 1, 1, 1, "float32")
         storage, pool = KVStorage(layout, sizes.blocks, torch.device("cpu")), BlockPool(sizes.blocks)
-        engine = equip(config, CostedRunner(self, self.place, model, pool), storage, pool)
+        engine = equip(config, CostedRunner(self, place, model, pool), storage, pool)
         return WorkerResources(
             config_of(sizes.max_model_len), about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
             engine, Driver(config, NoReports()), about.dtype, about.kernels,
@@ -196,7 +196,7 @@ class PlannedWorker(CoreProcess):
 
     def turn(self) -> float | None:
         self.loop.turn()
-        self.world.spend(self.turn_seconds)
+        self.world.spend(self.runner.host.worker_turn / 1e3)
         return self.world.now() + self.loop.patience
 
 

@@ -111,7 +111,7 @@ class PlannedTrial:
 
     def ask(self, ticket: Ticket, times: PlannedRequest, prompt: Sequence[int], tokens: int) -> None:
         """Ask the proxy, in its event loop, as its HTTP routes do."""
-        self.site.proxy.work((self.host.proxy_request + self.host.proxy_token * len(prompt)) * MS)
+        self.site.serve((self.host.proxy_request + self.host.proxy_token * len(prompt)) * MS)
         params = SamplingParams(max_tokens=tokens, seed=len(self.made), temperature=0.0, ignore_eos=True)
         try:
             stream = self.site.proxy.proxy.submit(ticket, Generation(list(prompt), params))
@@ -124,7 +124,7 @@ class PlannedTrial:
         """Take the tokens that have come, as one event."""
         count = sum(len(getattr(event, "ids", ())) for _, event in stream.drain())
         if count:
-            self.site.proxy.work(self.event_seconds)
+            self.site.serve(self.event_seconds)
             times.arrivals.append(self.clients.hear(self.world.now() + WAY) - self.began)
             times.tokens += count
         if stream.is_over:

@@ -59,8 +59,8 @@ class Welcome:
     `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
     changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
     sequence. `prefixes`: it wants to be told which prefixes the worker has cached. `times`: it accepts AttemptTimes.
-    `leases`: it keeps a book of leases. `adapters`: it accepts an AdapterState. `step_logits`: it reads the `top_logits`
-    of a Step."""
+    `leases`: it keeps a book of leases. `adapters`: it accepts an AdapterState. `step_logits`: it reads a Step's
+    `top_logits`."""
 
     sender: str
     receiver: str

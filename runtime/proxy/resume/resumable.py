@@ -93,8 +93,6 @@ class ResumableStreams:
         if isinstance(journal, StreamJournal) and self.journals.get(journal.name) is journal:
             journal.detached_at = self.clock()
 
-    # The way back to a stream.
-
     async def claim(self, name: str, ticket: Ticket) -> StreamRecord | StreamJournal:
         """Claim a stream for a new reader: its record, or its journal where this proxy still has it. Raises
         RequestError: 404 if this caller has no such stream, 409 while it has another reader."""

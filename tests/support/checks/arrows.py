@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rooms of the product, and which may import which."""
 
+from launcher_arrows import LAUNCHER_ARROWS
+
 # Modules and rooms of a top-level folder that every room of it may import.
 SHARED = {
     "launcher": {"foundation"},
@@ -229,8 +231,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/cache/tier", "runtime/engine/runner", "runtime/engine/sampling",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders/builtin", "runtime/models",
         "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe", "runtime/proxy",
-        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm", "runtime/wire/simulated", "runtime/worker/generate",
-        "runtime/worker/links", "runtime/worker/ranks", "runtime/worker/start",
+        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
+        "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
+        "runtime/worker/start",
     },
     "runtime/stages/worker": {
         "gpu_ops/kernels",
@@ -330,66 +333,7 @@ ARROWS: dict[str, set[str]] = {
         "http/stream", "runtime", "runtime/loaders/config", "runtime/proxy", "runtime/proxy/requests",
         "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
-    "launcher/foundation": set(),
-    "launcher/host": set(),
-    "launcher/options": {"launcher/host", "runtime"},
-    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/planner/device_profile"},
-    "launcher/control": {"launcher/options", "launcher/plan"},
-    "launcher/logs": {"launcher/control"},
-    "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
-    "launcher/child/fork": {"launcher/child"},
-    # The only module of the launcher that imports the product; runs in the child, or on request.
-    "launcher/roles": {
-        "http/server", "launcher/child", "launcher/child/fork", "launcher/logs", "launcher/options", "runtime",
-        "runtime/accounting", "runtime/loaders/builtin", "runtime/probe", "runtime/worker", "runtime/worker/start",
-    },
-    "launcher": {"launcher/roles"},
-    "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
-    "launcher/supervisor/rollouts": {
-        "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
-    },
-    "launcher/supervisor": {
-        "launcher/child", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs", "launcher/options",
-        "launcher/plan", "launcher/supervisor/rollouts",
-    },
-    # One launch for each worker, on the nodes of a cluster. Ray is imported when it is asked for.
-    "launcher/cluster": {
-        "launcher/child", "launcher/host", "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan",
-        "launcher/supervisor",
-    },
-    "launcher/commands/terminal": {"launcher/options"},
-    # On request: checks receipts, and computes them again in its own process; or has requests with them sent again.
-    "launcher/receipts": {
-        "launcher/child", "launcher/commands/terminal", "launcher/keys", "launcher/options", "runtime",
-        "runtime/loaders/builtin", "runtime/receipts", "runtime/recompute", "runtime/worker",
-    },
-    "launcher/commands": {
-        "launcher/child", "launcher/child/fork", "launcher/commands/terminal", "launcher/control", "launcher/host",
-        "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/receipts", "launcher/roles",
-        "launcher/supervisor",
-    },
-    "launcher/doctor": {
-        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
-        "launcher/plan",
-    },
-    "launcher/tools": set(),
-    "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
-    "launcher/tools/chaos": {
-        "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
-        "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
-    },
-    "launcher/tools/conformance": {
-        "launcher/keys", "launcher/commands/terminal/chat_session",
-        "launcher/commands/terminal/status_table", "launcher/options",
-    },
-    "launcher/tools/planner": {
-        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
-        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/planner/device_profile",
-        "runtime/planner/step_costs", "runtime/wire/simulated",
-    },
-    "launcher/tools/disturbances": {
-        "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",
-    },
+    **LAUNCHER_ARROWS,
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.

@@ -170,7 +170,7 @@ def test_an_adapter_without_a_name_leaves_memory_after_its_last_request(
     assert loads.known.learn("e", "ee" * 32, "/e").used.number == 0
 
 
-class Link:
+class LoadLink:
     """A proxy that was registered with, and what it was told."""
 
     proxy, registration, takes_adapters = "p", ("p", 0), True
@@ -189,7 +189,7 @@ def table(**changes: tuple[int, str]) -> AdapterTable:
 
 
 def test_a_proxy_is_told_what_became_of_its_changes(made: Callable[[int | None], Loads]) -> None:
-    loads, link = made(None), Link()
+    loads, link = made(None), LoadLink()
     adapters = WorkerAdapters("w", cast(ProxyLinks, SimpleNamespace(links=[link])), loads.loads, ("/a", "/b"))
     adapters.tick(loads.used)
     assert [one.changes for one in link.sent] == [{}], "a new proxy, of the names of the launch"
