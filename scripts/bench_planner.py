@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from machine_watch import SeenDisturbance, MachineWatch, SpeedProbe
+from machine_watch import MachineWatch, SeenDisturbance, SpeedProbe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
