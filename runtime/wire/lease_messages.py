@@ -4,7 +4,9 @@
 from dataclasses import dataclass
 
 # The actions of an order.
-EXTEND, RELEASE, RESUME, REFUND = "extend", "release", "resume", "refund"
+EXTEND, RELEASE, RESUME, REFUND, LET_GO = "extend", "release", "resume", "refund", "let_go"
+# The reason of a worker that was told to let go: another one has the lease, and says so itself.
+MOVED = "another worker has it"
 # The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.
 REFUSED = "refused"
 
@@ -14,7 +16,8 @@ class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
     one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
-    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains. Answered by a LeaseState
+    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains; to "let_go" of it the
+    same, as another one has. Answered by a LeaseState
     if that changes anything."""
 
     sender: str

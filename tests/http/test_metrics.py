@@ -240,6 +240,7 @@ def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
     fresh.proxy.registry.show([proxy])
     fresh.proxy.metrics.discarded.labels("late")
+    fresh.proxy.metrics.classes.adapters.add("sql", 4)
     forecast = fresh.proxy.load.forecast = Forecast(small_profile())
     forecast.learn("decode", "per_token", 0.1, 0.2)
     eventually(lambda: "worker" in labels_of(fresh)["pontil_spec_decode_num_draft_tokens"])

@@ -25,7 +25,7 @@ from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView,
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
@@ -171,6 +171,13 @@ class FleetLeases:
     def ended(self, message: LeaseState, worker: RegisteredWorker) -> None:
         """End a lease as its worker says: one of this view, or one of which the proxy that billed it did not hear."""
         view = self.views.get(message.lease_id)
+        if message.reason == MOVED:
+            # Its new worker may be heard later: until then nobody is known to have it, and no process in this one's
+            # place is to keep it.
+            if view is not None and view.worker == message.sender:
+                view.worker, view.worker_name, view.lost = None, "", self.clock()
+                view.pin(None)
+            return
         if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
             view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
@@ -182,8 +189,12 @@ class FleetLeases:
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
             view = self.see(message, worker)
+        holder = self.registry.workers.get(view.worker or "")
+        if worker.hello.draining and holder is not None and holder is not worker and not holder.hello.draining:
+            # It said so before it heard that the other one has it.
+            return
         if view.worker != message.sender:
-            self.order(view, RELEASE)
+            self.order(view, LET_GO)
             if view.worker is not None and view.target != message.sender:
                 # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
                 # it moved, and the new worker says when it began.

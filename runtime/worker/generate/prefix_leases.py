@@ -11,7 +11,7 @@ from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import EXTEND, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -145,8 +145,8 @@ class PrefixLeases:
             self.book.extend(order.lease_id, order.seconds, now)
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
-        elif order.action == REFUND:
-            self.book.refund(order.lease_id, DRAINS, now)
+        elif order.action in (REFUND, LET_GO):
+            self.book.refund(order.lease_id, DRAINS if order.action == REFUND else MOVED, now)
         elif order.action == RESUME and 0 < order.seconds < MOST_SECONDS and order.age >= 0.0:
             keys = tuple(order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES))
             wish = AskedLease(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)

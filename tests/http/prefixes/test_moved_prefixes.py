@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scripted_worker import ScriptedWorker, eventually, silent
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.lease_messages import MOVED
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
 IDS = [40 + number % 50 for number in range(40)]
@@ -62,7 +64,7 @@ def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: P
     assert second.prompt == IDS[:32] == first.prompt and second.cache_salt != ""
     assert second.lease is not None and second.lease["age"] >= 0.0 and second.lease["seconds"] == 600
     eventually(lambda: shown(made, name)["state"] == "held", "the end of the move")
-    assert [one.action for one in holder.orders] == ["release"] and not other.orders
+    assert [one.action for one in holder.orders] == ["let_go"] and not other.orders
     after = shown(made, name)
     for field in ("created_at", "ttl", "tokens", "bytes"):
         assert after[field] == kept[field]
@@ -94,6 +96,19 @@ def test_a_lease_says_that_it_moves(made: ScriptedSite) -> None:
     eventually(lambda: shown(made, name)["state"] == "held", "the end of the move")
     eventually(lambda: other.leases[name].state.seconds == longer, "the extension where it is now")
     assert shown(made, name)["ttl"] == longer
+
+
+def test_who_does_not_bill_a_lease_may_hear_first_that_it_was_let_go(made: ScriptedSite) -> None:
+    """Another proxy has it moved. What its workers say comes in any order here, and ends nothing."""
+    holder, other, name = two_workers(made)
+    state = replace(holder.now(holder.leases[name]), lease_id="theirs", proxy="elsewhere")
+    holder.say(state)
+    eventually(lambda: shown(made, "theirs").get("state") == "held", "the lease of another proxy")
+    holder.say(replace(state, state="refunded", reason=MOVED, keys=b"", prompt=b""))
+    eventually(lambda: shown(made, "theirs")["state"] == "moving", "the end at its first worker")
+    other.say(replace(state, sender=other.incarnation))
+    eventually(lambda: shown(made, "theirs")["state"] == "held", "the lease at its next worker")
+    assert not other.orders and not holder.orders
 
 
 def test_a_prompt_that_cannot_be_pulled_is_computed(made: ScriptedSite) -> None:

@@ -46,7 +46,7 @@ def test_a_launch_with_an_impossible_adapter_ends_with_the_exit_code_of_a_mistak
     told = {
         "demands": {str(tmp_path / "tiny"): demand},
         "others": [],
-        "adapters": {"x": str(tmp_path / "none")},
+        "adapters": {str(tmp_path / "tiny"): {"x": str(tmp_path / "none")}},
         "cache_dir": str(tmp_path),
     }
     with pytest.raises(RefusedError, match="is no adapter of PEFT: adapter_model.safetensors cannot be read"):

@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "decoder_sparse_step": 1, "mlp_only_layers": [1], "n_group": 2,
     "topk_group": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8, "v_head_dim": 16, "swiglu_alpha": 1.7, "swiglu_limit": 7.0,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "swiglu_alpha": 1.7, "swiglu_limit": 7.0, "attn_layer_indices": [1],
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.wire.lease_messages import EXTEND, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import (
     Failed,
     LeaseOrder,
@@ -95,6 +95,8 @@ class LeasingWorker(ScriptedWorker):
         elif kept is not None and order.action in (RELEASE, REFUND):
             del self.leases[order.lease_id]
             self.say(replace(self.now(kept), state=f"{order.action}ed".replace("ee", "e"), keys=b"", prompt=b""))
+        elif kept is not None and order.action == LET_GO:
+            self.refund(order.lease_id, MOVED)
         self.show_room()
 
     def drain(self) -> None:
