@@ -163,6 +163,5 @@ def test_an_idle_tree_sleeps(pair: Served) -> None:
         psutil.cpu_percent(interval=seconds)
         return {one.pid: (sum(one.cpu_times()[:2]) - before[one.pid]) / seconds for one in pair.tree()}
 
-    wait_for(lambda: max(shares(1).values()) < 0.02, 60, "the end of what is done at leisure")
-    found = shares(3)
-    assert max(found.values()) < 0.02, found
+    # What is done at leisure may begin a while after the last request.
+    wait_for(lambda: max(shares(3).values()) < 0.02, 60, "three seconds in which all sleep")
