@@ -163,5 +163,5 @@ def test_an_idle_tree_sleeps(pair: Served) -> None:
         psutil.cpu_percent(interval=seconds)
         return {one.pid: (sum(one.cpu_times()[:2]) - before[one.pid]) / seconds for one in pair.tree()}
 
-    # What is done at leisure may begin a while after the last request.
+    # Work at leisure may begin a while after the last request.
     wait_for(lambda: max(shares(3).values()) < 0.02, 60, "three seconds in which all sleep")
