@@ -3,7 +3,6 @@
 
 from functools import partial
 
-import kernels
 import pytest
 import torch
 from effort import by_default, examples
@@ -19,11 +18,6 @@ from pontil.gpu_ops.parameters.draws import DrawnRows
 
 DRAWS = 40
 MOST = 1.0 - 2.0**-53
-
-
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return kernels.opened(request.param)
 
 
 def shaping_of(params: list[tuple[float, int, float, float]]) -> Shaping:

@@ -3,7 +3,6 @@
 
 from dataclasses import replace
 
-import kernels
 import pytest
 import torch
 from layer_cases import ExpertCase, random
@@ -22,11 +21,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return kernels.opened(request.param)
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_results_are_right_and_in_any_company_the_same(library: KernelLibrary, case: ExpertCase) -> None:
     half = case.half(library)
@@ -35,16 +29,6 @@ def test_results_are_right_and_in_any_company_the_same(library: KernelLibrary, c
     assert error < (2e-5 if case.dtype == FLOAT32 else 3e-2)
     for start, end in ((0, 1), (7, 8), (9, 11), (20, 53), (53, 70)):
         assert torch.equal(case.computed(half, slice(start, end)), whole[start:end])
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> KernelLibrary:
-    return kernels.opened()
-
-
-@pytest.fixture(scope="module")
-def three_threads() -> KernelLibrary:
-    return kernels.opened(threads=3)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -47,11 +47,6 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return load(path, "emulated", 1)
 
 
-@pytest.fixture(scope="module")
-def three_threads() -> KernelLibrary:
-    return kernels.opened(threads=3)
-
-
 @dataclass(frozen=True)
 class Case:
     """A random layer. `cuts`: the rows of each tile, in order."""

@@ -3,7 +3,6 @@
 
 from dataclasses import replace
 
-import kernels
 import pytest
 import torch
 from layer_cases import LatentCase
@@ -27,21 +26,6 @@ CASES = {
     "fp8": LatentCase(FLOAT32, cells=torch.float8_e4m3fn, query_rank=16),
 }
 CUTS = ([1] * 20 + [30, 1, 64, 35], [149, 1])
-
-
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return kernels.opened(request.param)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> KernelLibrary:
-    return kernels.opened()
-
-
-@pytest.fixture(scope="module")
-def three_threads() -> KernelLibrary:
-    return kernels.opened(threads=3)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -4,7 +4,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import kernels
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,21 +126,6 @@ def tile(dtype: torch.dtype, states: Tensor, spans: Sequence[tuple[int, int, lis
         dtype,
         states=TileStates(states, TOKENS, own),
     )
-
-
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return kernels.opened(request.param)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> KernelLibrary:
-    return kernels.opened()
-
-
-@pytest.fixture(scope="module")
-def three_threads() -> KernelLibrary:
-    return kernels.opened(threads=3)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values of 8 bits as the kernels write and read them, cell for cell, on every instruction set."""
 
-import kernels
 import pytest
 import torch
 from torch import Tensor
@@ -17,11 +16,6 @@ from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.parameters.cells import LARGEST, row_cells
 
 DIM, ROWS = 32, 64
-
-
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> KernelLibrary:
-    return kernels.opened(request.param)
 
 
 def copying(library: KernelLibrary) -> AttentionHalf:
