@@ -112,6 +112,7 @@ class Proxy:
         self.in_flight = InFlight(
             self.incarnation, tokenizers, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )
+        self.in_flight.on_finish = self.moves.follow
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
         trials = ModelTrials(self)

@@ -17,8 +17,8 @@ class LeaseOrder:
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
     one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
     LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains; to "let_go" of it the
-    same, as another one has. Answered by a LeaseState
-    if that changes anything."""
+    same, as another one has it, which took it later: by more `moves` than this worker. Answered by a LeaseState if that
+    changes anything."""
 
     sender: str
     receiver: str
@@ -31,6 +31,7 @@ class LeaseOrder:
     prompt: bytes = b""
     salt: str = ""
     adapter: str = ""
+    moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class LeaseState:
     and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
     it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
     refused or refunded. It is sent before the tokens of the step that computed its prompt. The `prompt`, token ids of 4
-    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest."""
+    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest. The
+    sender was given it by so many `moves` from one worker to another: of two that hold it, the one with more has it."""
 
     sender: str
     receiver: str
@@ -56,6 +58,7 @@ class LeaseState:
     prompt: bytes = b""
     salt: str = ""
     adapter: str = ""
+    moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ UNKNOWN_PROMPT = LeasedPrompt()
 @dataclass(slots=True)
 class PrefixLease:
     """A lease of its `owner`, a name of an API key: the blocks with these `keys`, which hold so many `tokens`. What is
-    said of it is billed by the `proxy`. Proxies have the `prompt` once it was `told`."""
+    said of it is billed by the `proxy`. Proxies have the `prompt` once it was `told`. It came here by so many
+    `moves`."""
 
     id: str
     owner: str
@@ -125,3 +126,4 @@ class PrefixLease:
     prompt: LeasedPrompt = UNKNOWN_PROMPT
     blocks: tuple[int, ...] = field(default=())
     told: bool = False
+    moves: int = 0

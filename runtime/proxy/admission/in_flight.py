@@ -51,6 +51,8 @@ class InFlight:
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
         self.waking = ModelWaking(dispatcher.registry, self.requests, clock, dispatcher.config.first_byte_timeout)
+        # Called with each request whose answer is complete.
+        self.on_finish: Callable[[Request], None] = lambda request: None
         self.turn, self.slow_readers = MessageTurn(), SlowReaders(self)
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
@@ -119,6 +121,7 @@ class InFlight:
                 self.dispatcher.cancels.post(message.receiver, message)
         self.close_account(request, end.reason)
         request.work.ended(request)
+        self.on_finish(request)
 
     def cancel(self, request: Request) -> None:
         """End a request whose client has disconnected."""

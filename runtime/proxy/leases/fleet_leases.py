@@ -141,6 +141,10 @@ class FleetLeases:
         if (view := self.views.get(wish.id)) is not None:
             self.release(view)
 
+    def let_go(self, view: LeaseView, worker: str, moves: int) -> None:
+        """Have a worker let go of a lease that another one took by so many moves."""
+        self.send(LeaseOrder(self.incarnation, worker, view.id, LET_GO, view.term.seconds, moves=moves))
+
     def order(self, view: LeaseView, action: str) -> None:
         if view.worker is not None:
             self.send(LeaseOrder(self.incarnation, view.worker, view.id, action, view.term.seconds))
@@ -189,17 +193,19 @@ class FleetLeases:
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
             view = self.see(message, worker)
-        holder = self.registry.workers.get(view.worker or "")
-        if worker.hello.draining and holder is not None and holder is not worker and not holder.hello.draining:
-            # It said so before it heard that the other one has it.
+        if message.moves < view.moves:
+            # It said so before it heard that another one has it.
+            self.let_go(view, message.sender, view.moves)
             return
         if view.worker != message.sender:
-            self.order(view, LET_GO)
-            if view.worker is not None and view.target != message.sender:
+            if view.worker is not None:
+                self.let_go(view, view.worker, message.moves + (message.moves == view.moves))
+            if view.worker is not None and (view.proxy != self.incarnation or message.moves == view.moves):
                 # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
                 # it moved, and the new worker says when it began.
                 view.term = LeaseTerm(message.size, now - message.age, message.seconds)
             view.worker, view.worker_name, view.lost = message.sender, worker.hello.name, None
+        view.moves = message.moves
         if message.prompt:
             view.prompt = prompt_of(message)
         view.proxy, view.term.seconds = message.proxy, max(view.term.seconds, message.seconds)
@@ -231,6 +237,7 @@ class FleetLeases:
             term,
             time.time() - message.age,
             message.keys,
+            moves=message.moves,
         )
         self.ends.setdefault((view.owner, view.last_key), view)
         return view
@@ -245,12 +252,13 @@ class FleetLeases:
         """Have a worker that has registered keep the leases again that were lost with an earlier process of its name.
         It hears of them before any request, which might take their blocks."""
         for view in [view for view in self.views.values() if view.is_lost and view.worker_name == message.name]:
-            self.resume(view, message.sender)
+            self.resume(view, message.sender, view.moves)
 
-    def resume(self, view: LeaseView, worker: str) -> None:
+    def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
         about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
-        self.send(LeaseOrder(self.incarnation, worker, *about, view.prompt.ids, view.prompt.salt, view.prompt.adapter))
+        prompt = view.prompt.ids, view.prompt.salt, view.prompt.adapter
+        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves))
 
     def age(self, view: LeaseView) -> float:
         return max(0.0, self.clock() - view.term.began)

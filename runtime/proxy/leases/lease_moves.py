@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of leases from workers that drain to others, which keep them from then on."""
+"""Moves of leases to other workers, which keep them from then on: from workers that drain, and behind prompts that had
+to be computed elsewhere."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
 from pontil.runtime.proxy.leases.lease_quota import room_in
 from pontil.runtime.proxy.leases.lease_view import LeaseView
-from pontil.runtime.proxy.requests.generation import Generation, submits
+from pontil.runtime.proxy.requests.generation import LEASING_ROLES, Generation, submits
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Ticket
 from pontil.runtime.proxy.routing.policy import Route
@@ -80,6 +81,37 @@ class LeaseMoves:
         view.target, self.open[view.id] = target.hello.sender, view
         self.try_at(route, ticket_of(view), self.work(view, pulls))
 
+    def follow(self, request: Request) -> None:
+        """Have the leases of a request's caller follow its prompt, which has ended at a worker that had to compute what
+        they are on: theirs had no room, or is gone. The blocks are there now, so that costs nobody anything."""
+        route = request.attempts.route
+        if not self.leases.views or route is None or request.trial:
+            return
+        worker = self.registry.workers.get(route.prefill.incarnation)
+        if worker is None:
+            return
+        prefix = request.work.prefix_keys(worker.hello.block_size, request.ticket)
+        if prefix is None:
+            return
+        prefix.grow([worker.prefixes])
+        for key in prefix.keys:
+            view = self.leases.ends.get((request.ticket.caller, key))
+            if view is not None and route.prefill.found < view.tokens and self.may_follow(view, worker):
+                self.leases.resume(view, worker.hello.sender, view.moves + 1)
+
+    def may_follow(self, view: LeaseView, worker: RegisteredWorker) -> bool:
+        """Return whether a worker may take a lease of which it has the blocks: it does the same work as the one that
+        has it, or had it."""
+        holder = self.registry.workers.get(view.worker or "")
+        if view.proxy != self.leases.incarnation or view.id in self.open or holder is worker or worker.hello.draining:
+            return False
+        does_same = (
+            worker.load.role in LEASING_ROLES
+            if holder is None
+            else (worker.load.role, worker.release) == (holder.load.role, holder.release)
+        )
+        return does_same and room_in(worker) >= view.term.size
+
     def target_for(self, view: LeaseView, source: RegisteredWorker) -> RegisteredWorker | None:
         """Return the worker with the most room for leases, of those of this release: between equals the one that came
         last, since others may be about to drain as well."""
@@ -107,6 +139,7 @@ class LeaseMoves:
             "tokens": view.tokens,
             "must": True,
             "age": self.leases.age(view),
+            "moves": view.moves + 1,
         }
         params = SamplingParams(PULLED_TOKENS if pulls else 0, seed=0, temperature=0.0, ignore_eos=True)
         return LeasedPromptWork(

@@ -31,9 +31,9 @@ MOST_SECONDS, MOST_NAME = 1 << 31, 512
 class LeaseView:
     """A lease of an API key, the `owner`, that the `worker` of this incarnation holds; None: it was `lost` at that time
     with the last one, of this `worker_name`, and may be found by its successor. It is billed by the `proxy`, which has
-    the `target` take it from its worker, if one is to. `term` is in readings of this proxy's clock, `since_epoch` the
-    time of its beginning in seconds since 1970. `keys` are those of its blocks, one behind the other; routing knows of
-    them in `pinned`. They are computed from the `prompt`."""
+    the `target` take it from its worker, if one is to. It came to its worker by so many `moves`. `term` is in readings
+    of this proxy's clock, `since_epoch` the time of its beginning in seconds since 1970. `keys` are those of its
+    blocks, one behind the other; routing knows of them in `pinned`. They are computed from the `prompt`."""
 
     id: str
     owner: str
@@ -47,6 +47,7 @@ class LeaseView:
     prompt: LeasedPrompt = UNKNOWN_PROMPT
     target: str | None = None
     lost: float | None = None
+    moves: int = 0
     pinned: HeldPrefixes | None = field(default=None, repr=False)
 
     @property
@@ -108,6 +109,8 @@ def check_state(message: LeaseState) -> None:
         raise MalformedFrame(f"no lease has the state {message.state!r:.40}, or such names or keys")
     if not 0 <= message.seconds <= MOST_SECONDS or not 0 <= message.size * message.seconds <= MOST_BYTE_SECONDS:
         raise MalformedFrame(f"no lease is of {message.size} bytes for {message.seconds} seconds")
+    if not 0 <= message.moves <= MOST_SECONDS:
+        raise MalformedFrame(f"no lease has moved {message.moves} times")
     if message.tokens < 0 or not isfinite(message.age) or not 0.0 <= message.age <= MOST_SECONDS:
         raise MalformedFrame(f"no lease has {message.tokens} tokens, or began {message.age} seconds ago")
     if message.prompt and not prompt_of(message).has(message.tokens):

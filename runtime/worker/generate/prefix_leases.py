@@ -20,7 +20,7 @@ from pontil.runtime.worker.process.worker_request import WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 # No lease is asked for longer: a larger number is damage.
-MOST_SECONDS = 1 << 31
+MOST_SECONDS = MOST_MOVES = 1 << 31
 DRAINS = "its worker drains, and no other one took it"
 # Leases that ended, kept for the next proxy.
 MOST_OWED = 4096
@@ -28,8 +28,8 @@ MOST_OWED = 4096
 
 @dataclass(frozen=True, slots=True)
 class AskedLease:
-    """A lease that a request asks for. One that another worker has held until now began `age` seconds before; None: it
-    begins when it is granted."""
+    """A lease that a request asks for. One that another worker has held until now began `age` seconds before, and comes
+    by so many `moves`; None: it begins when it is granted."""
 
     id: str
     owner: str
@@ -37,13 +37,14 @@ class AskedLease:
     tokens: int
     must: bool
     age: float | None = None
+    moves: int = 0
 
     @classmethod
     def of(cls, request: WorkerRequest) -> "AskedLease":
         """Return the wish of a request, in which any value may be wrong. Raises RequestError."""
         wish = request.submit.lease or {}
         name, owner, seconds = wish.get("id"), wish.get("owner"), wish.get("seconds")
-        tokens, must, age = wish.get("tokens"), wish.get("must"), wish.get("age")
+        tokens, must, age, moves = wish.get("tokens"), wish.get("must"), wish.get("age"), wish.get("moves", 0)
         if not (isinstance(name, str) and isinstance(owner, str) and isinstance(must, bool)):
             raise RequestError("the lease lacks a name or an owner")
         if not isinstance(seconds, int) or not 0 < seconds < MOST_SECONDS:
@@ -52,7 +53,9 @@ class AskedLease:
             raise RequestError("the lease is on no part of the prompt")
         if age is not None and not (isinstance(age, float) and isfinite(age) and age >= 0.0):
             raise RequestError("the lease began at no time")
-        return cls(name, owner, seconds, tokens, must, age)
+        if not isinstance(moves, int) or not 0 <= moves <= MOST_MOVES:
+            raise RequestError("the lease came by no number of moves")
+        return cls(name, owner, seconds, tokens, must, age, moves)
 
 
 @dataclass(slots=True)
@@ -128,7 +131,8 @@ class PrefixLeases:
         now: float,
         prompt: LeasedPrompt = UNKNOWN_PROMPT,
     ) -> None:
-        lease = PrefixLease(wish.id, wish.owner, keys, len(keys) * self.book.block_size, proxy, term, prompt)
+        tokens = len(keys) * self.book.block_size
+        lease = PrefixLease(wish.id, wish.owner, keys, tokens, proxy, term, prompt, moves=wish.moves)
         try:
             self.book.grant(lease, now)
         except LeaseRefused as error:
@@ -145,11 +149,16 @@ class PrefixLeases:
             self.book.extend(order.lease_id, order.seconds, now)
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
-        elif order.action in (REFUND, LET_GO):
-            self.book.refund(order.lease_id, DRAINS if order.action == REFUND else MOVED, now)
+        elif order.action == REFUND:
+            self.book.refund(order.lease_id, DRAINS, now)
+        elif order.action == LET_GO:
+            held = self.book.leases.get(order.lease_id)
+            if held is not None and held.moves < order.moves:
+                self.book.refund(order.lease_id, MOVED, now)
         elif order.action == RESUME and 0 < order.seconds < MOST_SECONDS and order.age >= 0.0:
             keys = tuple(order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES))
-            wish = AskedLease(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)
+            about = order.owner, order.seconds, len(keys) * self.book.block_size
+            wish = AskedLease(order.lease_id, *about, must=True, moves=min(max(0, order.moves), MOST_MOVES))
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
                 prompt = LeasedPrompt(order.prompt, order.salt, order.adapter)
@@ -220,9 +229,8 @@ class PrefixLeases:
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
         prompt_fields = prompt.ids, prompt.salt, prompt.adapter
-        return LeaseState(
-            self.incarnation, proxy, *about, max(0.0, until - term.began), term.reason, keys, *prompt_fields
-        )
+        age = max(0.0, until - term.began)
+        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, lease.moves)
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of workers that drain: another worker takes each of them, or the rest of its time is refunded."""
 
+import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from leasing_worker import LeasingWorker, leasing_worker
+from leasing_worker import LeasingWorker, leasing, leasing_worker
 from scripted_site import ScriptedSite, site
-from scripted_worker import ScriptedWorker, eventually, silent
+from scripted_worker import DEADLINE, ScriptedWorker, eventually, silent
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.lease_messages import MOVED
-from pontil.runtime.wire.messages import Failed, Message, Submit
+from pontil.runtime.wire.messages import Failed, Message, PrefixDelta, Submit
 
 IDS = [40 + number % 50 for number in range(40)]
 PATH = "/v1/prefixes"
@@ -167,3 +169,85 @@ def test_a_lease_of_many_moves_a_few_at_a_time(made: ScriptedSite) -> None:
     holder.drain()
     eventually(lambda: set(names) == set(other.leases) and not holder.leases, "all moves")
     assert most == 4
+
+
+@contextmanager
+def full(served: ScriptedSite, holder: LeasingWorker) -> Iterator[None]:
+    """Have all seats of the worker that holds a lease taken by a request behind it, which gets no answer."""
+    holder.script = silent
+    with ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(closing(served.connect()))
+            body = json.dumps({"prompt": [*IDS, 1], "max_tokens": 2, "n": 8})
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            assert holder.submits.get(timeout=DEADLINE).prompt == [*IDS, 1]
+        yield
+    for _ in range(2):
+        holder.cancels.get(timeout=DEADLINE)
+    holder.script = leasing
+
+
+def ask(served: ScriptedSite, prompt: list[int], **fields: Any) -> None:
+    answer = served.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2} | fields)
+    assert answer.status == 200, answer.body
+
+
+def test_a_lease_follows_a_prompt_that_was_computed_elsewhere(made: ScriptedSite) -> None:
+    """Its worker is full: the one that had to compute the prompt has its blocks, and keeps them from then on, so that
+    the next request finds them there. Its time goes on, and what the first worker says late changes nothing."""
+    holder, other, name = two_workers(made)
+    kept, late = shown(made, name), holder.now(holder.leases[name])
+    with full(made, holder):
+        ask(made, [*IDS, 7])
+        eventually(lambda: name in other.leases and name not in holder.leases, "the move")
+        assert [one.action for one in other.orders] == ["resume"] and [one.action for one in holder.orders] == [
+            "let_go"
+        ]
+        holder.say(replace(late, seconds=601))
+        eventually(lambda: len(holder.orders) == 2, "the answer to what it said late")
+    assert holder.orders[1].action == "let_go" and other.leases[name].state.moves == 1
+    after = shown(made, name)
+    assert after["state"] == "held"
+    for field in ("created_at", "ttl", "tokens", "bytes"):
+        assert after[field] == kept[field]
+    other.submits.get()
+    holder.say(PrefixDelta(holder.incarnation, holder.proxy, 0))
+    known = made.proxy.registry.workers[holder.incarnation]
+    eventually(lambda: not known.prefixes.keys, "the end of its blocks where it was")
+    with full(made, other):
+        ask(made, [*IDS, 8])
+        eventually(lambda: name in holder.leases and name not in other.leases, "the way back")
+    gone = made.ask("DELETE", f"{PATH}/{name}").json["byte_seconds"]
+    assert gone["granted"] == kept["byte_seconds"]["granted"] == gone["held"] + gone["released"]
+    eventually(lambda: not holder.leases, "the release where it is now")
+
+
+@pytest.mark.parametrize("prompt, fields", [(IDS[:20], {}), ([3, *IDS], {}), (IDS, {"cache_salt": "theirs"})])
+def test_a_lease_stays_where_no_prompt_had_its_blocks(
+    made: ScriptedSite, prompt: list[int], fields: dict[str, str]
+) -> None:
+    holder, other, name = two_workers(made)
+    with full(made, holder):
+        ask(made, prompt, **fields)
+        assert other.submits.get().prompt == prompt
+    assert name in holder.leases and not holder.orders and not other.orders
+    assert shown(made, name)["state"] == "held"
+
+
+def test_a_lease_that_is_lost_follows_its_prompt(made: ScriptedSite) -> None:
+    """Its worker died and no other process has come yet: who asks for the prompt meanwhile has it kept elsewhere."""
+    holder, other, name = two_workers(made)
+    keys = holder.leases[name].state.keys
+    holder.fall_silent(made.proxy.registry)
+    eventually(lambda: shown(made, name)["state"] == "moving", "the loss")
+    added = b"".join(keys[at : at + 8] for at in range(0, len(keys), 16))
+    other.script = partial(told_of, added)
+    ask(made, [*IDS, 7])
+    eventually(lambda: name in other.leases, "the move")
+    eventually(lambda: shown(made, name)["state"] == "held", "the lease at its next worker")
+
+
+def told_of(added: bytes, worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    """Tell of the prompt's blocks before its first token, as workers do."""
+    yield PrefixDelta(worker.incarnation, worker.proxy, 0, added)
+    yield from leasing(worker, submit)

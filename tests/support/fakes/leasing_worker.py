@@ -62,7 +62,8 @@ class LeasingWorker(ScriptedWorker):
         age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
         prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter)
         told = prompt.ids, prompt.salt, prompt.adapter
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
+        moves = wish.get("moves", 0)
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told, moves)
         self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state
@@ -86,7 +87,8 @@ class LeasingWorker(ScriptedWorker):
                 return
             blocks = len(order.keys) // 16
             size = blocks * BLOCK_BYTES
-            state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, keys=order.keys)
+            told = order.keys, order.prompt, order.salt, order.adapter, order.moves
+            state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, None, *told)
             self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:
@@ -95,7 +97,7 @@ class LeasingWorker(ScriptedWorker):
         elif kept is not None and order.action in (RELEASE, REFUND):
             del self.leases[order.lease_id]
             self.say(replace(self.now(kept), state=f"{order.action}ed".replace("ee", "e"), keys=b"", prompt=b""))
-        elif kept is not None and order.action == LET_GO:
+        elif kept is not None and order.action == LET_GO and kept.state.moves < order.moves:
             self.refund(order.lease_id, MOVED)
         self.show_room()
 

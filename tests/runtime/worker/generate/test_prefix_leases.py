@@ -13,7 +13,7 @@ from kept_places import WorkerPlace
 from workers import ScriptedProxy, greedy, open_worker, prompt
 
 from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
-from pontil.runtime.wire.lease_messages import EXTEND, REFUND, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
 
 # Four whole blocks and a part.
@@ -106,7 +106,17 @@ def test_what_must_be_leased_and_finds_no_room_is_refused_before_it_is_computed(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"seconds": 0}, {"tokens": 71}, {"owner": None}, {"must": 1}, {"id": 3}, {"age": -1.0}, {"age": 3}]
+    "wrong",
+    [
+        {"seconds": 0},
+        {"tokens": 71},
+        {"owner": None},
+        {"must": 1},
+        {"id": 3},
+        {"age": -1.0},
+        {"age": 3},
+        {"moves": -1},
+    ],  # fmt: skip
 )
 def test_a_lease_that_is_none_is_refused(place: WorkerPlace, wrong: dict[str, Any]) -> None:
     place.start(**ROOM)
@@ -258,3 +268,21 @@ def test_leases_end_by_themselves(place: WorkerPlace) -> None:
     worker.leases.tick((), place.proxy.leases[-1].age + worker.leases.book.leases["prefix-1"].term.end)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "expired"])
     assert place.proxy.leases[-1].age == 60.0
+
+
+def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace) -> None:
+    """An order to let go is for a worker that was given the lease by fewer moves: one that is late, and comes when the
+    lease is back again, ends nothing."""
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2})
+    (state,) = place.proxy.leases
+    assert (state.state, state.moves) == ("held", 2)
+    order(place, LET_GO, moves=2)
+    order(place, EXTEND, 7200)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
+    order(place, LET_GO, moves=3)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded"])
+    assert place.proxy.leases[-1].reason == MOVED
+    order(place, RESUME, 7200, owner="ada", keys=state.keys, age=2.5, moves=4)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded", "held"])
+    assert place.proxy.leases[-1].moves == 4
