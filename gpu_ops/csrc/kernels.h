@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 19 };
+enum { PONTIL_ABI = 20 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -127,12 +127,15 @@ struct LatentHalf {
 // hidden += after(out(gates(norm(delta rule(convolution(in(before(hidden)))))))): recurrent.h. `in` makes the queries
 // and keys of the `key_heads`, the values of the `value_heads`, then the gates, strengths and times of these.
 // `channels` [width][channels] convolves the first three, `rate` and `bias` [value_heads] make decays of times, and
-// `norm` [value_dim] is that of each head. `layer` is the number among the recurrent ones. Ranks divide the heads.
+// `norm` [value_dim] is that of each head, with `own_epsilon`. `layer` is the number among the recurrent ones. Ranks
+// divide the heads. With `direct` [value_heads], by which values reach the results beside the matrix, it is the state
+// space of Mamba 2: no strengths are made, gates come before the norm [value_heads][value_dim], and the convolution
+// adds `channel_bias`.
 struct RecurrentHalf {
     Matrix in, out;
-    const float *before, *after, *norm, *channels, *bias, *rate;
-    float epsilon;
-    int32_t hidden, key_heads, value_heads, key_dim, value_dim, width, layer;
+    const float *before, *after, *norm, *channels, *channel_bias, *bias, *rate, *direct;
+    float epsilon, own_epsilon;
+    int32_t hidden, key_heads, value_heads, key_dim, value_dim, width, layer, unused;
 };
 
 // result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the

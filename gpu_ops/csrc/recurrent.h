@@ -1,63 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recurrent layers: the gated delta rule (Yang et al., 2024) behind a short convolution. Positions are taken in one
-// after the other, and a column of a head's matrix knows nothing of the others: so a row's bits are the same for any
-// cutting, company, division and number of threads.
+// Recurrent layers behind a short convolution: the gated delta rule (Yang et al., 2024), or the state space of Mamba 2
+// (Dao and Gu, 2024). Positions are taken in one after the other, and a column of a head's matrix knows nothing of the
+// others: so a row's bits are the same for any cutting, company, division and number of threads.
 #pragma once
 #include <cmath>
 
 #include "layer.h"
 
-// Rows of a span that go through the convolution and then through each part of a state.
-constexpr int RUN_ROWS = 32;
 constexpr float UNIT_EPSILON = 1e-6f;
 
-// The numbers of a row that belong to one key head: its query, its key and the values of the heads that share it.
-struct KeyHead {
-    KeyHead(const RecurrentHalf& half, int head)
-        : head(head), shared(half.value_heads / half.key_heads), key_dim(half.key_dim),
-          values(shared * half.value_dim), size(2 * key_dim + values), keys(half.key_heads * key_dim),
-          channels(2 * keys + half.value_heads * half.value_dim),
-          matrices(size_t(half.value_heads) * key_dim * half.value_dim) {}
-    // Calls f(channel, place, count) for the runs of channels that are this head's, with their places among its own.
-    template <class F>
-    void runs(F&& f) const {
-        f(head * key_dim, 0, key_dim);
-        f(keys + head * key_dim, key_dim, key_dim);
-        f(2 * keys + head * values, 2 * key_dim, values);
-    }
-    const int head, shared, key_dim, values, size, keys, channels;
-    const size_t matrices;
+// The places of a row's parts in what the product in makes, and of those of a layer's state: the matrices
+// [value_heads][key_dim][value_dim], then the channels of the last positions.
+struct RecurrentPlaces {
+    explicit RecurrentPlaces(const RecurrentHalf& half)
+        : is_delta(!half.direct), keys(half.key_heads * half.key_dim), all(half.value_heads * half.value_dim),
+          channels(2 * keys + all), strengths(channels + all), times(strengths + (is_delta ? half.value_heads : 0)),
+          matrices(size_t(half.value_heads) * half.key_dim * half.value_dim),
+          numbers(matrices + size_t(half.width - 1) * channels) {}
+    const bool is_delta;
+    const int keys, all, channels, strengths, times;
+    const size_t matrices, numbers;
 };
 
-// A layer's state: the matrices [value_heads][key_dim][value_dim], then the channels of the last positions.
-static float* state_of(const RecurrentHalf& half, const Tile& tile, const KeyHead& own, int block) {
-    const size_t numbers = own.matrices + size_t(half.width - 1) * own.channels;
-    return tile.states + size_t(block) * tile.state_stride + half.layer * numbers;
+// Calls f(row, rows, before, after) for the rows of a span in each block, with the layer's state before them (null:
+// zeros) and where that after them is kept, which may be the same.
+template <class F>
+static void in_blocks(const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile, const Span& span,
+                      F&& f) {
+    const auto state_of = [&](int block) {
+        return tile.states + size_t(block) * tile.state_stride + half.layer * places.numbers;
+    };
+    for (int at = 0; at < span.count;) {
+        const int place = (span.start + at) / tile.state_tokens, inside = (span.start + at) % tile.state_tokens;
+        const int rows = std::min(span.count - at, tile.state_tokens - inside);
+        float* after = state_of(span.state_blocks[place]);
+        const float* before = inside ? after : place ? state_of(span.state_blocks[place - 1]) : nullptr;
+        f(size_t(span.row + at), rows, before, after);
+        at += rows;
+    }
 }
 
-// Convolves this head's channels of `rows` rows into mixed [rows][size], behind those of the state `before` (null:
-// there are none), and keeps the last ones in `after`. `lines` [width - 1 + rows][size] is scratch.
-static void convolve(const RecurrentHalf& half, const KeyHead& own, const float* made, size_t stride, int rows,
-                     const float* before, float* after, float* lines, float* mixed) {
+// Convolves `count` channels of a span's rows of made [rows][stride] into mixed [rows][channels], behind those of its
+// state, and keeps the last ones there.
+static void convolve(const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile, const Span& span,
+                     int channel, int count, const float* made, size_t stride, float* mixed) {
     const int past = half.width - 1;
-    own.runs([&](int channel, int place, int count) {
-        for (int line = 0; line < past + rows; line++) {
-            float* to = lines + size_t(line) * own.size + place;
-            const float* recent = before ? before + own.matrices + size_t(line) * own.channels + channel : nullptr;
-            const float* from = line < past ? recent : made + (line - past) * stride + channel;
-            from ? memcpy(to, from, count * sizeof *to) : memset(to, 0, count * sizeof *to);
-        }
-        for (int line = 0; line < past; line++)
-            memcpy(after + own.matrices + size_t(line) * own.channels + channel,
-                   lines + size_t(rows + line) * own.size + place, count * sizeof *lines);
+    in_blocks(half, places, tile, span, [&](size_t first, int rows, const float* before, float* after) {
+        // The channels at a position, counted from the first one that is kept; null: zeros.
+        const auto line = [&](int place) -> const float* {
+            if (place >= past) return made + (first + place - past) * stride + channel;
+            return before ? before + places.matrices + size_t(place) * places.channels + channel : nullptr;
+        };
         for (int row = 0; row < rows; row++)
             for (int i = 0; i < count; i += LANES) {
                 Floats total{};
                 for (int tap = 0; tap < half.width; tap++)
-                    total = multiply_add(load(lines + size_t(row + tap) * own.size + place + i),
-                                         load(half.channels + size_t(tap) * own.channels + channel + i), total);
-                store(mixed + size_t(row) * own.size + place + i, silu(total));
+                    if (const float* from = line(row + tap))
+                        total = multiply_add(
+                            load(from + i), load(half.channels + size_t(tap) * places.channels + channel + i), total);
+                if (half.channel_bias) total = total + load(half.channel_bias + channel + i);
+                store(mixed + (first + row) * places.channels + channel + i, silu(total));
             }
+        for (int place = 0; place < past; place++) {
+            float* to = after + places.matrices + size_t(place) * places.channels + channel;
+            const float* from = line(rows + place);
+            from ? memcpy(to, from, count * sizeof *to) : memset(to, 0, count * sizeof *to);
+        }
     });
 }
 
@@ -69,92 +77,108 @@ static void set_length(float* x, int size, float length) {
     for (int i = 0; i < size; i += LANES) store(x + i, load(x + i) * scale);
 }
 
+// Convolves the channels of one query, key or value head of a span, which follow each other in this order, and brings
+// queries and keys of the delta rule to their lengths.
+static void mix_head(const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile, const Span& span,
+                     int head, const float* made, size_t stride, float* mixed) {
+    const bool is_key = head < 2 * half.key_heads;
+    const int channel = is_key ? head * half.key_dim : 2 * places.keys + (head - 2 * half.key_heads) * half.value_dim;
+    convolve(half, places, tile, span, channel, is_key ? half.key_dim : half.value_dim, made, stride, mixed);
+    if (!is_key || !places.is_delta) return;
+    const float length = head < half.key_heads ? 1.0f / sqrtf(float(half.key_dim)) : 1.0f;
+    for (int row = 0; row < span.count; row++)
+        set_length(mixed + size_t(span.row + row) * places.channels + channel, half.key_dim, length);
+}
+
 // The decay of a head's matrix at a row, and the strength of the change. In double, whose rounding to float is the same
 // with any library.
 struct Change {
     float decay, strength;
-    Change(double rate, double time, double strength)
-        : decay(float(std::exp(rate * (time > 30 ? time : std::log1p(std::exp(time)))))),
-          strength(float(1 / (1 + std::exp(-strength)))) {}
+    // `made` is a row of what the product in makes.
+    Change(const RecurrentHalf& half, const RecurrentPlaces& places, const float* made, int head) {
+        const double time = made[places.times + head] + half.bias[head];
+        const double step = time > 30 ? time : std::log1p(std::exp(time));
+        decay = float(std::exp(half.rate[head] * step));
+        strength = float(places.is_delta ? 1 / (1 + std::exp(-double(made[places.strengths + head]))) : step);
+    }
 };
 
 // Takes rows into 16 columns of a head's matrix, column [key_dim][16], and reads them: rows' queries, keys and values
-// lie `stride` apart, and so do the results, by `apart`.
-static void take_in(float* column, int key_dim, int rows, const float* queries, const float* values, size_t stride,
-                    const Change* changes, int changes_apart, float* result, size_t apart) {
+// lie `stride` apart, and results `apart`. By the delta rule the values move what the matrix answers to the keys;
+// else they are added, and reach the results by a `direct` way too.
+template <bool DELTA>
+static void take_in(float* column, int key_dim, int rows, const float* queries, const float* keys, const float* values,
+                    size_t stride, const Change* changes, float direct, float* result, size_t apart) {
     for (int row = 0; row < rows; row++) {
-        const float *q = queries + row * stride, *k = q + key_dim;
-        const Change& change = changes[row * changes_apart];
-        const Floats decay = splat(change.decay);
-        Floats known[4] = {}, read[4] = {};
-        for (int i = 0; i < key_dim; i += 4)
-            for (int n = 0; n < 4; n++)
-                known[n] = multiply_add(load(column + (i + n) * LANES), splat(k[i + n]), known[n]);
-        const Floats answer = ((known[0] + known[1]) + (known[2] + known[3])) * decay;
-        const Floats wrong = (load(values + row * stride) - answer) * splat(change.strength);
+        const float *q = queries + row * stride, *k = keys + row * stride;
+        const Floats decay = splat(changes[row].decay), value = load(values + row * stride);
+        Floats known[4] = {}, read[4] = {}, added = value;
+        if (DELTA) {
+            for (int i = 0; i < key_dim; i += 4)
+                for (int n = 0; n < 4; n++)
+                    known[n] = multiply_add(load(column + (i + n) * LANES), splat(k[i + n]), known[n]);
+            added = value - ((known[0] + known[1]) + (known[2] + known[3])) * decay;
+        }
+        added = added * splat(changes[row].strength);
         for (int i = 0; i < key_dim; i += 4)
             for (int n = 0; n < 4; n++) {
                 float* at = column + (i + n) * LANES;
-                const Floats now = multiply_add(splat(k[i + n]), wrong, load(at) * decay);
+                const Floats now = multiply_add(splat(k[i + n]), added, load(at) * decay);
                 store(at, now);
                 read[n] = multiply_add(now, splat(q[i + n]), read[n]);
             }
-        store(result + row * apart, (read[0] + read[1]) + (read[2] + read[3]));
+        const Floats all = (read[0] + read[1]) + (read[2] + read[3]);
+        store(result + row * apart, DELTA ? all : multiply_add(value, splat(direct), all));
     }
 }
 
-// Takes at most RUN_ROWS rows of one key head in, from the state `before` (null: zeros) to `after`, which may be it.
-// made [rows][stride] is what the product in makes; result [rows][value_heads][value_dim].
-static void take_run(Context::Own& scratch, const RecurrentHalf& half, const KeyHead& own, const float* made,
-                     size_t stride, int rows, const float* before, float* after, float* result) {
-    const int dim = half.value_dim, all = half.value_heads * dim;
-    float* lines = scratch.panels.take<float>(size_t(half.width - 1 + rows) * own.size);
-    float* mixed = scratch.sums.take<float>(size_t(rows) * own.size);
-    float* column = scratch.query.take<float>(size_t(own.key_dim) * LANES);
-    convolve(half, own, made, stride, rows, before, after, lines, mixed);
-    std::vector<Change> changes;
-    for (int row = 0; row < rows; row++) {
-        float* q = mixed + size_t(row) * own.size;
-        set_length(q, own.key_dim, 1.0f / sqrtf(float(own.key_dim)));
-        set_length(q + own.key_dim, own.key_dim, 1.0f);
-        const float *strengths = made + row * stride + own.channels + all, *times = strengths + half.value_heads;
-        for (int n = own.head * own.shared; n < (own.head + 1) * own.shared; n++)
-            changes.emplace_back(half.rate[n], times[n] + half.bias[n], strengths[n]);
-    }
-    for (int part = 0; part < own.shared; part++)
+// Takes a span's rows into the matrix of one value head, and reads it: result [rows][value_heads][value_dim].
+static void take_head(Context::Own& scratch, const RecurrentHalf& half, const RecurrentPlaces& places,
+                      const Tile& tile, const Span& span, int head, const float* made, size_t stride,
+                      const float* mixed, float* result) {
+    const int dim = half.value_dim, key_dim = half.key_dim;
+    float* column = scratch.query.take<float>(size_t(key_dim) * LANES);
+    in_blocks(half, places, tile, span, [&](size_t first, int rows, const float* before, float* after) {
+        std::vector<Change> changes;
+        changes.reserve(rows);
+        for (int row = 0; row < rows; row++) changes.emplace_back(half, places, made + (first + row) * stride, head);
+        const float* own = mixed + first * places.channels;
+        const float* queries = own + head / (half.value_heads / half.key_heads) * key_dim;
         for (int at = 0; at < dim; at += LANES) {
-            const int head = own.head * own.shared + part;
-            const size_t first = size_t(head) * own.key_dim * dim + at;
-            for (int i = 0; i < own.key_dim; i++)
-                store(column + i * LANES, before ? load(before + first + size_t(i) * dim) : Floats{});
-            take_in(column, own.key_dim, rows, mixed, mixed + 2 * own.key_dim + part * dim + at, own.size,
-                    changes.data() + part, own.shared, result + head * dim + at, all);
-            for (int i = 0; i < own.key_dim; i++) store(after + first + size_t(i) * dim, load(column + i * LANES));
+            const size_t place = size_t(head) * key_dim * dim + at;
+            for (int i = 0; i < key_dim; i++)
+                store(column + i * LANES, before ? load(before + place + size_t(i) * dim) : Floats{});
+            (places.is_delta ? take_in<true> : take_in<false>)(
+                column, key_dim, rows, queries, queries + places.keys, own + 2 * places.keys + head * dim + at,
+                places.channels, changes.data(), places.is_delta ? 0 : half.direct[head],
+                result + first * places.all + head * dim + at, places.all);
+            for (int i = 0; i < key_dim; i++) store(after + place + size_t(i) * dim, load(column + i * LANES));
         }
+    });
 }
 
-// Takes a span's rows of one key head in. A block's first position begins with the state of the block before.
-static void take_span(Context::Own& scratch, const RecurrentHalf& half, const Tile& tile, const Span& span, int head,
-                      const float* made, size_t stride, float* result) {
-    const KeyHead own(half, head);
-    for (int at = 0; at < span.count;) {
-        const int place = (span.start + at) / tile.state_tokens, inside = (span.start + at) % tile.state_tokens;
-        const int rows = std::min({span.count - at, tile.state_tokens - inside, RUN_ROWS});
-        float* after = state_of(half, tile, own, span.state_blocks[place]);
-        const float* before = inside  ? after
-                              : place ? state_of(half, tile, own, span.state_blocks[place - 1])
-                                      : nullptr;
-        const size_t row = span.row + at;
-        take_run(scratch, half, own, made + row * stride, stride, rows, before, after,
-                 result + row * half.value_heads * half.value_dim);
-        at += rows;
+// The results of a row [value_heads][value_dim] with their gates and norms. By the delta rule each head is normed and
+// then gated; else heads are gated, and those that share a key are normed together.
+template <class T>
+static void gate_row(const RecurrentHalf& half, const RecurrentPlaces& places, const float* gates, float* from,
+                     typename T::Active* to) {
+    const int size = places.is_delta ? half.value_dim : places.all / half.key_heads;
+    for (int first = 0; first < places.all; first += size) {
+        if (!places.is_delta)
+            for (int i = first; i < first + size; i += LANES) store(from + i, load(from + i) * silu(load(gates + i)));
+        const Floats scale = splat(inverse_rms(from + first, size, half.own_epsilon));
+        for (int i = 0; i < size; i += LANES) {
+            const Floats normed = load(from + first + i) * scale * load(half.norm + (places.is_delta ? i : first + i));
+            T::store_active(to + first + i, places.is_delta ? normed * silu(load(gates + first + i)) : normed);
+        }
     }
 }
 
 template <class T>
 static void recurrent_half(Context& context, const RecurrentHalf& half, const Tile& tile, float* hidden) {
     typedef typename T::Active Active;
-    const int rows = tile.rows, dim = half.value_dim, all = half.value_heads * dim;
+    const RecurrentPlaces places(half);
+    const int rows = tile.rows, heads = 2 * half.key_heads + half.value_heads;
     const size_t stride = padded(half.in.outputs, GROUP), cells = size_t(half.out.words) * T::PER_WORD;
     const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.in.words);
     float* made = context.wide.take<float>(rows * stride);
@@ -162,27 +186,26 @@ static void recurrent_half(Context& context, const RecurrentHalf& half, const Ti
         add_bias(half.in, output, sums);
         memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
     });
-    float* read = context.queries.take<float>(size_t(rows) * all);
-    context.threads.share(tile.span_count * half.key_heads, [&](int first, int end, int thread) {
+    float* mixed = context.heads.take<float>(size_t(rows) * places.channels);
+    context.threads.share(tile.span_count * heads, [&](int first, int end, int) {
         for (int i = first; i < end; i++)
-            take_span(context.own[thread], half, tile, tile.spans[i / half.key_heads], i % half.key_heads, made,
-                      stride, read);
+            mix_head(half, places, tile, tile.spans[i / heads], i % heads, made, stride, mixed);
     });
-    const Share share(context, all, half.out.inputs);
-    Active* mixed = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
-    const size_t gates = KeyHead(half, 0).channels;
+    float* read = context.queries.take<float>(size_t(rows) * places.all);
+    context.threads.share(tile.span_count * half.value_heads, [&](int first, int end, int thread) {
+        for (int i = first; i < end; i++)
+            take_head(context.own[thread], half, places, tile, tile.spans[i / half.value_heads], i % half.value_heads,
+                      made, stride, mixed, read);
+    });
+    const Share share(context, places.all, half.out.inputs);
+    Active* gated = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
     context.threads.share(rows, [&](int first, int end, int) {
         for (size_t row = first; row < size_t(end); row++)
-            for (int head = 0; head < half.value_heads; head++) {
-                const float *from = read + row * all + head * dim, *gate = made + row * stride + gates + head * dim;
-                Active* to = mixed + row * cells + share.first + head * dim;
-                const Floats scale = splat(inverse_rms(from, dim, half.epsilon));
-                for (int i = 0; i < dim; i += LANES)
-                    T::store_active(to + i, load(from + i) * scale * load(half.norm + i) * silu(load(gate + i)));
-            }
+            gate_row<T>(half, places, made + row * stride + places.channels, read + row * places.all,
+                        gated + row * cells + share.first);
     });
-    if (share.is_last) clear_padding(mixed, rows, half.out.inputs, cells);
+    if (share.is_last) clear_padding(gated, rows, half.out.inputs, cells);
     share.complete(rows, half.out.inputs);
-    add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(mixed), rows, half.hidden, half.after,
+    add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(gated), rows, half.hidden, half.after,
                    half.epsilon, hidden, tile.adapters);
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
+from pontil.runtime.cache.prefix import STATE_TOKENS
 from pontil.runtime.errors import ModelError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -16,8 +17,6 @@ EIGHT_BITS = ("int8", "fp8")
 SCALE_BYTES = 4
 # A page divides the strips of keys that attention reads.
 BLOCK_SIZES = (8, 16, 32, 64)
-# Tokens of a block that ends with the states of recurrent layers.
-STATE_TOKENS = 256
 STATE_BYTES = 4
 
 

@@ -51,6 +51,11 @@ class BlockPool:
         """Blocks that are neither owned nor reserved."""
         return len(self.free_list) + len(self.idle) - self.credits
 
+    @property
+    def has_unused(self) -> bool:
+        """Return whether a block is available that holds nothing worth keeping."""
+        return bool(self.free_list) and self.available > 0
+
     def reserve(self, count: int, found: Sequence[int] = (), spare: int = 0) -> bool:
         """Become an owner of the blocks `found` and reserve `count` credits more, or change nothing and return False.
 
@@ -123,6 +128,11 @@ class BlockPool:
         if block in self.idle:
             self.idle.move_to_end(block)
             self.index.observer.used(block)
+
+    def retire(self, block: int) -> None:
+        """Mark a block without an owner as the first one to be evicted."""
+        if block in self.idle:
+            self.idle.move_to_end(block, last=False)
 
     def is_shared(self, block: int) -> bool:
         return self.owners[block] > 1

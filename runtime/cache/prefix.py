@@ -4,7 +4,8 @@
 A block is found by a chained hash: of its own tokens and, through the key of the block before it, of all earlier
 tokens. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing, and from
 the digest of the adapter with which keys and values are computed, so that those of another one are never found. The
-last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it.
+last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it. Where blocks end with
+states, one that is not full is found by whatever begins with all of its tokens (`end_keys`).
 """
 
 import hashlib
@@ -15,6 +16,8 @@ from typing import Protocol
 from pontil.runtime.cache.prefix_journal import PrefixJournal
 
 KEY_BYTES = 16
+# Tokens of a block that ends with the states of recurrent layers: more than of any other.
+STATE_TOKENS = 256
 
 Key = bytes
 
@@ -44,6 +47,16 @@ def some_keys(parent: Key, tokens: Sequence[int], block_size: int) -> Iterator[K
     for start in range(0, len(tokens), block_size):
         parent = chain(parent, tokens[start : start + block_size])
         yield parent
+
+
+def end_keys(parent: Key, tokens: Sequence[int]) -> list[Key]:
+    """The keys that a block after `parent` would have with the first one of these tokens, the first two, and so on."""
+    data, state = array("q", tokens).tobytes(), hashlib.blake2b(digest_size=KEY_BYTES, key=parent)
+    keys, size = list[Key](), array("q").itemsize
+    for start in range(0, len(data), size):
+        state.update(data[start : start + size])
+        keys.append(state.copy().digest())
+    return keys
 
 
 class IndexObserver(Protocol):

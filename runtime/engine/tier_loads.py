@@ -4,6 +4,7 @@ on."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.tier.tier_store import TierResult, TierStore
@@ -18,11 +19,12 @@ LEAST_PATIENCE = 0.02
 
 @dataclass(slots=True)
 class TierLoad:
-    """A read of `blocks` for a sequence, expected to take `expected` seconds. It is one of the blocks' owners: they are
-    written until it has ended, whatever becomes of the sequence. At the deadline the sequence has waited as long as
-    computing would take, and is computed."""
+    """A read of `blocks` for a sequence of which `known` positions were found, expected to take `expected` seconds. It
+    is one of the blocks' owners: they are written until it has ended, whatever becomes of the sequence. At the deadline
+    the sequence has waited as long as computing would take, and is computed."""
 
     sequence: Sequence
+    known: int
     keys: tuple[Key, ...]
     blocks: tuple[int, ...]
     expected: float
@@ -80,7 +82,8 @@ class TierLoads:
     def begin(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Park a sequence that has its reservation, if tiers hold what follows the hit and reading it is worth the
         wait. Return whether they do."""
-        tokens, tiers = self.missing(sequence, hit)
+        wanted, tiers = self.missing(sequence, hit)
+        tokens = [count for _, count in wanted]
         if self.store is None or not tiers:
             return False
         costs = self.store.costs
@@ -92,34 +95,44 @@ class TierLoads:
             return False
         expected_seconds = waiting + costs.seconds(tiers[:count])
         patience = max(LEAST_PATIENCE, sum(tokens[:count]) * costs.per_token)
-        self.park(sequence, hit, count, expected_seconds, self.clock() + patience)
+        keys = tuple(key for key, _ in wanted[:count])
+        self.park(sequence, hit, keys, expected_seconds, self.clock() + patience)
         return True
 
-    def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[int], list[str]]:
-        """Return the tokens that each block would save of those that the pool lacks of the prompt, and the tiers of the
-        first of them."""
-        if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
+    def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[tuple[Key, int]], list[str]]:
+        """Return the keys of the blocks that the pool lacks of the prompt, with the tokens that each would save, and
+        the tiers of the first of them. Where blocks end with states, an unfilled one is the last."""
+        whole, hit_count, size = self.prefix.whole, len(hit.blocks), self.prefix.block_size
+        if self.store is None or (hit.source is not None and not whole) or not self.prefix.may_use(sequence):
             return [], []
-        hit_count, size = len(hit.blocks), self.prefix.block_size
         most = self.prefix.most(sequence)
         tokens = [min(size, most - start) for start in range(hit_count * size, most, size)]
         keys = self.prefix.keys_of(sequence).all[hit_count : hit_count + len(tokens)]
-        return tokens, self.store.tiers_of(keys)
+        wanted, tiers = list(zip(keys, tokens, strict=True)), self.store.tiers_of(keys)
+        if whole:
+            ends = self.prefix.ends_behind(sequence, hit_count + len(tiers), self.store.chain)
+            wanted = [*wanted[: len(tiers)], *islice(ends, 1)]
+            tiers += self.store.tiers_of([key for key, _ in wanted[len(tiers) :]])
+            if hit.source is not None and wanted:
+                # The first one begins with what was found.
+                key, count = wanted[0]
+                wanted[0] = key, count - hit.computed % size
+        return (wanted, tiers) if wanted and wanted[0][1] > 0 else ([], [])
 
     @property
     def is_behind(self) -> bool:
         """Return whether a read that was given up has not ended."""
         return any(load.given_up for load in self.open.values())
 
-    def park(self, sequence: Sequence, hit: PrefixHit, count: int, expected: float, deadline: float) -> None:
+    def park(self, sequence: Sequence, hit: PrefixHit, keys: tuple[Key, ...], expected: float, deadline: float) -> None:
         hit_count, size = len(hit.blocks), self.prefix.block_size
-        has_grown = self.memory.grow(sequence, (hit_count + count) * size)
+        has_grown = self.memory.grow(sequence, (hit_count + len(keys)) * size)
         assert has_grown, "what is known of a sequence is reserved"
-        keys, blocks = self.prefix.keys_of(sequence).all[hit_count : hit_count + count], sequence.blocks[hit_count:]
+        blocks = sequence.blocks[hit_count:]
         self.memory.pool.share(blocks)
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.queues.park(sequence)
-        self.unsent.append(TierLoad(sequence, tuple(keys), tuple(blocks), expected, deadline))
+        self.unsent.append(TierLoad(sequence, hit.computed, keys, tuple(blocks), expected, deadline))
         # A copy that waits for the step may still have to read one of the blocks.
         if not self.memory.copies:
             self.send()
@@ -151,9 +164,8 @@ class TierLoads:
             self.prefix.add(key, block)
         self.memory.pool.release(load.blocks)
         if load.is_awaited:
-            before = self.prefix.block_size * (len(load.sequence.blocks) - len(load.blocks))
             hit = self.resume(load.sequence)
-            self.hits += max(0, hit.computed - before)
+            self.hits += max(0, hit.computed - load.known)
 
     def resume(self, sequence: Sequence) -> PrefixHit:
         """Start a parked sequence from what the pool has of its prompt. It needs no more blocks than it had."""

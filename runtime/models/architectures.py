@@ -209,6 +209,25 @@ ROWS = (
         },
     ),
     Architecture(
+        "granitemoehybrid", "granite_hybrid:GraniteHybrid",
+        MAMBA | {
+            "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2, "norm_topk_prob": True,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+            "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0,
+            "logits_scaling": 1.0, "position_embedding_type": None,
+        },
+        fixed=PLAIN | PLAIN_MAMBA, window_use="never", has_experts=True, expert_size="intermediate_size",
+        mixer="mamba2",
+        replaced={
+            ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",
+            ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+            ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+            ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+            ".block_sparse_moe.router.layer.": ".mlp.gate.", ".block_sparse_moe.router.": ".mlp.gate.",
+            ".block_sparse_moe.": ".mlp.",
+        },
+    ),
+    Architecture(
         "gpt_oss", "gpt_oss:GptOss",
         {
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,

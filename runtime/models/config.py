@@ -139,18 +139,30 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """Numbers that a model multiplies by: its embeddings by `embedding`, what each half of a layer adds by `residual`.
+    Logits are divided by `logits`, and scores by the square root of `query_scalar` (None: of `head_dim`)."""
+
+    query_scalar: float | None = None
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes in elements. `architecture` is Hugging Face's `model_type` ("llama").
 
     `windows` holds for each layer the number of positions that a query sees, itself included, or None for all of them;
     empty means all of them everywhere. `local_rope_theta` is the base of layers with a window if it differs;
-    `rope_scaling` does not apply to those. `query_scalar`: scores are divided by its square root (None: by that of
-    `head_dim`). `qkv_bias` and `output_bias`: the attention's projections in and out have biases.
+    `rope_scaling` does not apply to those. `qkv_bias` and `output_bias`: the attention's projections in and out have
+    biases.
 
     The layers' `mixer` of positions is attention to the keys and values of heads (None), or something else. With
     `latent` attention there is one KV head, and `head_dim` is what it stores for a position (decision 054). With
-    `recurrent` layers the others alone have keys and values, and each query head a gate (decision 129). Rotary
-    positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
+    `recurrent` layers the others alone have keys and values, and beside the delta rule each query head
+    a gate (decision 129). Rotary positions turn `rotary_dim` dimensions of a head (None: all, 0: none): those of its
+    halves together, or `interleaved` ones.
 
     `sinks`: each head has a score that belongs to no key. `head_norms`: queries and keys are normed where the
     architecture leaves that open. With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs
@@ -175,7 +187,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
     windows: tuple[int | None, ...] = ()
-    query_scalar: float | None = None
+    factors: Factors = Factors()
     qkv_bias: bool = False
     output_bias: bool = False
     experts: ExpertConfig | None = None
@@ -218,7 +230,7 @@ class ModelConfig:
     @property
     def rotated(self) -> int:
         """The number of dimensions of a head that are rotated."""
-        return self.rotary_dim or self.head_dim
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def kv_planes(self) -> int:
@@ -228,7 +240,7 @@ class ModelConfig:
     @property
     def query_scale(self) -> float:
         """The factor of the product of a query and a key."""
-        return 1.0 / math.sqrt(self.query_scalar or self.head_dim)
+        return 1.0 / math.sqrt(self.factors.query_scalar or self.head_dim)
 
     def window(self, layer: int) -> int | None:
         """The number of positions that a query of this layer sees, itself included; None for all."""

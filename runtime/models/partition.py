@@ -159,8 +159,6 @@ def obstacle(config: ModelConfig, ranks: int) -> str | None:
         return f"it has {heads} query heads"
     if kv_heads % ranks and ranks % kv_heads:
         return f"it has {kv_heads} KV heads"
-    if config.recurrent is not None and config.recurrent.kind == "mamba2":
-        return "its recurrent layers have a norm over all heads"
     if config.recurrent is not None and (config.recurrent.key_heads % ranks or kv_heads % ranks):
         return f"it has {kv_heads} KV heads and {config.recurrent.key_heads} recurrent ones, which are divided whole"
     if config.hidden_size % (ranks * PANEL):

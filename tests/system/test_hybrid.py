@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with recurrent layers in real workers of several ranks: the responses of one process, also after a kill."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,38 @@ from tiny_hybrid import write_tiny_hybrid
 pytestmark = pytest.mark.long
 
 
-def hybrid(folder: Path) -> tuple[str, ...]:
-    write_tiny_hybrid(folder / "hybrid", "bfloat16")
+MAMBA = {
+    "model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16,
+}  # fmt: skip
+
+
+def hybrid(folder: Path, kind: str) -> tuple[str, ...]:
+    write_tiny_hybrid(folder / "hybrid", "bfloat16", **(MAMBA if kind == "mamba" else {}))
     named = ("--model", str(folder / "hybrid"), "--served-model-name", MODEL)
     return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The responses of one process."""
+@dataclass(frozen=True)
+class KnownAnswers:
+    """The responses of one process of a model of this kind."""
+
+    kind: str
+    answers: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=["delta", "mamba"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KnownAnswers:
     folder = tmp_path_factory.mktemp("alone")
-    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *hybrid(folder)) as served:
-        return answers(served)
+    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *hybrid(folder, request.param)) as served:
+        return KnownAnswers(request.param, answers(served))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_pairs_of_workers_answer_like_one_process(alone: list[dict[str, Any]], tmp_path: Path, ranks: int) -> None:
+def test_pairs_of_workers_answer_like_one_process(alone: KnownAnswers, tmp_path: Path, ranks: int) -> None:
     """H4, H5."""
     lists = ("--prefill", group(ranks, 0), "--decode", group(ranks, 1), "--share-devices", "--disagg", "always")
-    with launched(tmp_path, *lists, *hybrid(tmp_path)) as served:
-        assert answers(served) == alone
+    with launched(tmp_path, *lists, *hybrid(tmp_path, alone.kind)) as served:
+        assert answers(served) == alone.answers
         at_rest(served)
         site = DisturbedSite(served, TOKENS, is_real=False)
 

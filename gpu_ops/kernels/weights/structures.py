@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 19
+ABI = 20
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -102,9 +102,11 @@ class RecurrentFields(ctypes.Structure):
     _fields_ = [
         ("into", MatrixFields),
         ("out", MatrixFields),
-        *((name, address) for name in ("before", "after", "norm", "channels", "bias", "rate")),
-        ("epsilon", number),
-        *((name, integer) for name in ("hidden", "key_heads", "value_heads", "key_dim", "value_dim", "width", "layer")),
+        *((name, address) for name in ("before", "after", "norm", "channels")),
+        *((name, address) for name in ("channel_bias", "bias", "rate", "direct")),
+        *((name, number) for name in ("epsilon", "own_epsilon")),
+        *((name, integer) for name in ("hidden", "key_heads", "value_heads", "key_dim", "value_dim", "width")),
+        *((name, integer) for name in ("layer", "unused")),
     ]
 
 

@@ -3,13 +3,13 @@
 
 import time
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.cache.prefix import Key, PrefixIndex, chain
+from pontil.runtime.cache.prefix import Key, KeysBelow, PrefixIndex, chain
 from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
 from pontil.runtime.engine.sequences.sequence import Sequence
 
@@ -166,39 +166,6 @@ class KeyQueue:
         return self.new.pop(0) if is_new else self.begun.popleft()
 
 
-class AnswerEnds:
-    """The unfilled last blocks of answers, which end with states: by the key of the block before, how many positions
-    they have. At most `most` are remembered, those found or added last."""
-
-    def __init__(self, index: PrefixIndex, most: int) -> None:
-        self.index, self.most = index, most
-        self.counts: OrderedDict[tuple[Key, int], None] = OrderedDict()
-        self.behind: dict[Key, set[int]] = {}
-
-    def add(self, parent: Key, count: int) -> None:
-        self.counts[parent, count] = None
-        self.counts.move_to_end((parent, count))
-        self.behind.setdefault(parent, set()).add(count)
-        if len(self.counts) > self.most:
-            self.forget(*next(iter(self.counts)))
-
-    def forget(self, parent: Key, count: int) -> None:
-        del self.counts[parent, count]
-        self.behind[parent].remove(count)
-        if not self.behind[parent]:
-            del self.behind[parent]
-
-    def find(self, parent: Key, tokens: list[int]) -> tuple[int, int] | None:
-        """Return the block behind this one with most of these tokens, if one is known that has no others, and their
-        count."""
-        for count in sorted(self.behind.get(parent, ()), reverse=True):
-            key = chain(parent, tokens[:count])
-            block = self.index.find(key) if count <= len(tokens) else None
-            if block is not None:
-                return block, count
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The first `computed` positions are known: in `blocks`, which the sequence will only read, and beyond them in
@@ -217,8 +184,8 @@ class PrefixCache:
 
     A sequence claims the blocks that it is going to compute: newer ones with the same prefix wait for them instead of
     computing them a second time. Blocks of answers are found only where the KV of their positions has the bits that it
-    would have in a prompt (rule C16). Blocks that end with states are found `whole`, or as the end of an answer, at the
-    very position that their states are of.
+    would have in a prompt (rule C16). Blocks that end with states are `whole`: they are found at the very position that
+    their states are of, be it the last of a block, of a prompt or of an answer.
     """
 
     def __init__(
@@ -231,7 +198,6 @@ class PrefixCache:
     ) -> None:
         self.pool, self.block_size, self.enabled, self.whole = pool, block_size, enabled, whole
         self.claims, self.unkeyed = PrefixClaims(pool.index), KeyQueue(clock)
-        self.ends = AnswerEnds(pool.index, pool.num_blocks)
         self.queried = self.hit = 0
 
     def keys_of(self, sequence: Sequence) -> PromptKeys:
@@ -274,12 +240,25 @@ class PrefixCache:
         return PrefixHit(tuple(blocks[:full_count]), blocks[full_count] if inside else None, computed_tokens)
 
     def with_end(self, sequence: Sequence, blocks: list[int]) -> PrefixHit:
-        """Return these first blocks of a sequence, and the end of an answer that it goes on from, if one is known."""
-        known, keys = len(blocks) * self.block_size, self.keys_of(sequence).all
-        parent = keys[len(blocks) - 1] if blocks else sequence.prefix.root
-        rest = sequence.prompt[known : min(known + self.block_size, sequence.length - 1)]
-        end = self.ends.find(parent, rest)
-        return PrefixHit(tuple(blocks), end[0], known + end[1]) if end else PrefixHit(tuple(blocks), None, known)
+        """Return these first blocks of a sequence, and the longest known end behind them that it goes on from, if there
+        is one."""
+        known = len(blocks) * self.block_size
+        for key, count in self.ends_behind(sequence, len(blocks), self.pool.index.blocks):
+            source = self.pool.index.find(key)
+            if source is not None:
+                return PrefixHit(tuple(blocks), source, known + count)
+        return PrefixHit(tuple(blocks), None, known)
+
+    def ends_behind(
+        self, sequence: Sequence, full: int, among: dict[Key, int] | KeysBelow
+    ) -> Iterator[tuple[Key, int]]:
+        """Yield the keys among these of ends that a sequence may go on from behind its first so many full blocks, the
+        longest first, and how many tokens more each has."""
+        keys = self.keys_of(sequence).ends(full)
+        most = min(len(keys), sequence.length - 1 - full * self.block_size)
+        for count in range(most, 0, -1):
+            if keys[count - 1] in among:
+                yield keys[count - 1], count
 
     def most(self, sequence: Sequence) -> int:
         """Return how many positions of a sequence may come from a cache. At least one is always left to compute."""
@@ -298,7 +277,7 @@ class PrefixCache:
     def missing(self, sequence: Sequence, hit: PrefixHit) -> Key | None:
         """Return the key of the first block that was not found of a prompt, if any."""
         keys = [] if sequence.prefix.keys is None else sequence.prefix.keys.made
-        place = len(hit.blocks) + (hit.source is not None)
+        place = len(hit.blocks) + (hit.source is not None and not self.whole)
         return keys[place] if place < len(keys) else None
 
     def expected(self, sequence: Sequence) -> int:
@@ -328,8 +307,11 @@ class PrefixCache:
         keys = self.keys_of(sequence).all
         for index in range(start // size, min(end, length) // size):
             self.add(keys[index], sequence.blocks[index])
-        if end >= length and length % size and not self.whole:
-            self.add(keys[-1], sequence.blocks[length // size], final=False)
+        full, count = divmod(length, size)
+        if count and end >= length and not self.whole:
+            self.add(keys[-1], sequence.blocks[full], final=False)
+        elif count and end == length:
+            self.add(self.keys_of(sequence).ends(full)[count - 1], sequence.blocks[full], final=False)
 
     def register_answer(self, sequence: Sequence) -> None:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
@@ -343,7 +325,6 @@ class PrefixCache:
         # Another choice may still write on in a block that is its own too.
         if self.whole and count and not self.pool.is_shared(sequence.blocks[whole]):
             self.add(chain(key, tokens[whole * size : sequence.computed]), sequence.blocks[whole])
-            self.ends.add(key, count)
 
     def add(self, key: Key, block: int, final: bool = True) -> None:
         self.pool.index.add(key, block, final)

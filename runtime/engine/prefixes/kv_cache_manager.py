@@ -14,8 +14,9 @@ Copy = tuple[int, int]
 
 class KVCacheManager:
     """The owner of the blocks of sequences. A sequence writes only into blocks that it owns alone; a shared block is
-    copied first. The copies (from, to) of a step are carried out before anything else in it, and all are read before
-    any is written, so that a block that was reassigned meanwhile is still read with its old content.
+    copied first, and so is the end of a prompt with states that others may go on from. The copies (from, to) of a step
+    are carried out before anything else in it, and all are read before any is written, so that a block that was
+    reassigned meanwhile is still read with its old content.
 
     Blocks that a step in flight may still write are not given back before it is over: `launched` and `landed` tell
     which steps are.
@@ -25,7 +26,7 @@ class KVCacheManager:
     """
 
     def __init__(self, pool: BlockPool, layout: KVLayout) -> None:
-        self.pool, self.layout = pool, layout
+        self.pool, self.layout, self.has_states = pool, layout, layout.has_states
         self.give_way: Callable[[], bool] = lambda: False
         self.copies: list[Copy] = []
         # Blocks reserved for each sequence and not bound yet.
@@ -70,7 +71,8 @@ class KVCacheManager:
     def adopt(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Start a sequence after its cached prefix: a block of which only the beginning is used has to be copied."""
         if hit.source is not None:
-            self.pool.touch(hit.source)
+            # The end of a turn is of little use once the next one has gone on from it.
+            (self.pool.retire if self.has_states else self.pool.touch)(hit.source)
             self.grow(sequence, hit.computed)
             self.copies.append((hit.source, sequence.blocks[-1]))
 
@@ -93,7 +95,7 @@ class KVCacheManager:
         if index == len(sequence.blocks):
             return self.grow(sequence, sequence.computed + 1)
         block = sequence.blocks[index]
-        if not self.pool.is_shared(block):
+        if not self.pool.is_shared(block) and not self.stays(block):
             return True
         if not self.find_room(1):
             return False
@@ -101,6 +103,16 @@ class KVCacheManager:
         self.copies.append((block, sequence.blocks[index]))
         self.pool.release([block])
         return True
+
+    def stays(self, block: int) -> bool:
+        """Return whether a block is to stay as it is for others to find it at the position of its states. That takes
+        memory that nobody uses: if there is none, the block is forgotten."""
+        if not self.has_states or not self.pool.index.knows(block):
+            return False
+        if self.pool.has_unused:
+            return True
+        self.pool.index.forget(block)
+        return False
 
     def find_room(self, count: int, hit_blocks: abc.Sequence[int] = (), spare: int = 0) -> bool:
         is_reserved = self.pool.reserve(count, hit_blocks, spare)

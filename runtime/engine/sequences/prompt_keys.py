@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
-from pontil.runtime.cache.prefix import Key, root_key, some_keys
+from pontil.runtime.cache.prefix import Key, end_keys, root_key, some_keys
 
 
 class PromptKeys:
@@ -16,6 +16,8 @@ class PromptKeys:
     def __init__(self, prompt: list[int], root: Key, block_size: int, whole: bool = False) -> None:
         self.prompt, self.root, self.block_size, self.whole = prompt, root, block_size, whole
         self.made: list[Key] = []
+        # The last answer of `ends`, and to which question.
+        self.behind: tuple[int, list[Key]] | None = None
 
     def __len__(self) -> int:
         return self.full if self.whole else -(-len(self.prompt) // self.block_size)
@@ -45,6 +47,15 @@ class PromptKeys:
             tokens = self.prompt[start * self.block_size : (start + count) * self.block_size]
             self.made += some_keys(parent, tokens, self.block_size)
         return max(0, count)
+
+    def ends(self, full: int) -> list[Key]:
+        """Return the keys of ends of a text behind the first so many full blocks, by how many tokens more they have,
+        from one on."""
+        if self.behind is None or self.behind[0] != full:
+            start = full * self.block_size
+            parent = self.all[full - 1] if full else self.root
+            self.behind = full, end_keys(parent, self.prompt[start : start + self.block_size - 1])
+        return self.behind[1]
 
     def common(self, other: PromptKeys) -> int:
         """Return how many blocks two prompts have in common, as far as the keys of both are made. A key tells all

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import MOST, MOST_LAYERS, short
+from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import (
     ExpertConfig,
     LatentConfig,
@@ -32,6 +33,13 @@ SIZES = {
     "max_model_len": 1 << 25,
 }
 MOST_EXPERTS, MOST_EXPERTS_OF_ALL = 4096, 1 << 17
+# The fields of a configuration that say what a model multiplies by.
+FACTORS = {
+    "query_scalar": "query_pre_attn_scalar",
+    "embedding": "embedding_multiplier",
+    "residual": "residual_multiplier",
+    "logits": "logits_scaling",
+}
 # The base of rotary positions, and the factors that stretch them.
 LEAST_THETA, LARGEST_THETA = 1.5, 1e15
 LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6
@@ -49,8 +57,9 @@ def checked(config: ModelConfig) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         raise ModelError(f"{config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads evenly")
     check_rotary(config)
-    if config.query_scalar is not None:
-        check_range("the model's query_pre_attn_scalar", config.query_scalar)
+    for name, factor in asdict(config.factors).items():
+        if factor is not None:
+            check_range(f"the model's {FACTORS[name]}", factor)
     for window in config.windows:
         if window is not None:
             check_size("the model's sliding_window", window, MOST)
@@ -74,12 +83,14 @@ def check_range(what: str, value: float, least: float = LEAST_FACTOR, most: floa
 
 
 def check_rotary(config: ModelConfig) -> None:
+    # Some architectures may have no positions.
+    least = 0 if "position_embedding_type" in ARCHITECTURES[config.architecture].defaults else 2
     for name, theta in {"rope_theta": config.rope_theta, "local rope_theta": config.local_rope_theta}.items():
         if theta is not None:
             check_range(f"the model's {name}", theta, LEAST_THETA, LARGEST_THETA)
     if config.rotary_dim is None and config.head_dim % 2:
         raise ModelError(f"the model's head_dim is {config.head_dim}: rotary positions need an even one")
-    if config.rotary_dim is not None and (config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim):
+    if config.rotary_dim is not None and (config.rotary_dim % 2 or not least <= config.rotary_dim <= config.head_dim):
         raise ModelError(
             f"the model turns {config.rotary_dim} of {config.head_dim} dimensions of a head: rotary positions need an "
             "even number of them"

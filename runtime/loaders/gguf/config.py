@@ -14,6 +14,7 @@ from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.architectures import BY_GGUF_NAME, Architecture
 from pontil.runtime.models.config import (
     ExpertConfig,
+    Factors,
     LatentConfig,
     ModelConfig,
     RopeScaling,
@@ -174,7 +175,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
             rope_scaling=rope_scaling(facts, architecture),
             local_rope_theta=facts.decimal("rope.freq_base_swa", GEMMA_LOCAL_THETA) if local else None,
             windows=windows(facts, architecture, layers),
-            query_scalar=query_scalar(facts, layers, head_dim, latent) if local or latent else None,
+            factors=Factors(query_scalar(facts, layers, head_dim, latent) if local or latent else None),
             qkv_bias=architecture.qkv_bias or BIASES[0] in header.tensors,
             output_bias=BIASES[1] in header.tensors,
             experts=experts(facts, architecture, layers) if architecture.has_experts else None,

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.architectures import check_scaling, checked, unknown
+from pontil.runtime.loaders.facts.architectures import check_range, check_scaling, checked, unknown
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.facts.weight_schemes import weight_block, weight_scheme
-from pontil.runtime.loaders.hf.experts import expert_config
+from pontil.runtime.loaders.hf.experts import UNGATED, expert_config
 from pontil.runtime.loaders.hf.recurrent import recurrent_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
-from pontil.runtime.models.config import LatentConfig, ModelConfig
+from pontil.runtime.models.config import Factors, LatentConfig, ModelConfig
 
 
 def latent_config(data: dict[str, Any]) -> LatentConfig:
@@ -86,9 +86,10 @@ def nested(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     hidden, heads = integer(data, "hidden_size"), integer(data, "num_attention_heads")
     biased = bool(data.get("attention_bias"))
+    experts = expert_config(architecture, data) if architecture.has_experts else None
     scaling, latent = rope_scaling(data), latent_config(data) if architecture.latent else None
     head_dim = latent.stored_dim if latent else integer(data, "head_dim", hidden // max(heads, 1))
-    rotated = rotated_dim(data, head_dim, architecture.partial_rotary)
+    rotated = rotated_dim(data, head_dim, architecture.partial_rotary) if has_positions(architecture, data) else 0
     max_model_len = integer(data, "max_position_embeddings")
     if scaling is not None and scaling.kind == "yarn":
         # Its product with a factor that no model has may be infinite.
@@ -98,7 +99,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         architecture=architecture.name,
         vocab_size=integer(data, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=integer(data, "intermediate_size"),
+        intermediate_size=integer(data, "intermediate_size" if experts or not architecture.has_experts else UNGATED),
         num_layers=layer_count(data),
         num_heads=heads,
         num_kv_heads=1 if latent else integer(data, "num_key_value_heads", heads),
@@ -113,10 +114,10 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         rope_scaling=scaling,
         local_rope_theta=local_theta(data) if architecture.local_positions else None,
         windows=windows(architecture, data),
-        query_scalar=query_scalar(architecture, data, latent),
+        factors=factors(architecture, data, latent),
         qkv_bias=architecture.qkv_bias or biased,
         output_bias=biased and architecture.output_bias and not architecture.qkv_bias,
-        experts=expert_config(architecture, data) if architecture.has_experts else None,
+        experts=experts,
         mixer=latent or recurrent_config(architecture, data),
         rotary_dim=latent.rotary_dim if latent else rotated,
         interleaved=bool(data.get("rope_interleave")),
@@ -124,6 +125,26 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         sinks=architecture.sinks,
         head_norms=architecture.optional_head_norms and bool(data.get("use_qk_norm")),
     )
+
+
+def has_positions(architecture: Architecture, data: dict[str, Any]) -> bool:
+    """Return whether heads are rotated: not in a model that may do without, unless it says so. Raises ModelError."""
+    if "position_embedding_type" not in architecture.defaults:
+        return True
+    kind = data.get("position_embedding_type")
+    if kind not in (None, "nope", "rope"):
+        raise ModelError(f"the model has position_embedding_type = {short(kind)}: this version runs rope and nope only")
+    return bool(kind == "rope")
+
+
+def factors(architecture: Architecture, data: dict[str, Any], latent: LatentConfig | None) -> Factors:
+    """Raises ModelError for one that is no number or out of range."""
+    if "residual_multiplier" not in architecture.defaults:
+        return Factors(query_scalar(architecture, data, latent))
+    multiplier = number(data, "attention_multiplier")
+    check_range("the model's attention_multiplier", multiplier)
+    stated = (number(data, name) for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"))
+    return Factors(multiplier**-2, *stated)
 
 
 def query_scalar(architecture: Architecture, data: dict[str, Any], latent: LatentConfig | None) -> float | None:

@@ -13,13 +13,18 @@ from pontil.runtime.models.config import ExpertConfig, RoutingConfig, SharedExpe
 
 # Newer files have another name than older ones of the same model.
 COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+# The size of an expert of all rows that has no gate.
+UNGATED = "shared_intermediate_size"
 # Choices by scores alone, and by the best groups.
 METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 
-def expert_config(architecture: Architecture, data: dict[str, Any]) -> ExpertConfig:
-    """Raises ModelError for a missing field, or a way to choose experts that is not known."""
+def expert_config(architecture: Architecture, data: dict[str, Any]) -> ExpertConfig | None:
+    """None for a model with the expert of all rows alone. Raises ModelError for a missing field, or a way to choose
+    experts that is not known."""
     count = integer(data, next((name for name in COUNTS if data.get(name) is not None), COUNTS[-1]))
+    if count == 0 and integer(data, UNGATED, 0):
+        return None
     size = integer(data, architecture.expert_size)
     return ExpertConfig(
         count=count,
@@ -38,6 +43,9 @@ def shared_expert(data: dict[str, Any], size: int) -> SharedExpertConfig | None:
     own = integer(data, "shared_expert_intermediate_size", 0)
     if own:
         return SharedExpertConfig("shared_expert", own, gated=True)
+    plain = integer(data, UNGATED, 0)
+    if plain:
+        return SharedExpertConfig("shared_experts", plain)
     count = integer(data, "n_shared_experts", 0)
     return SharedExpertConfig("shared_experts", count * size) if count else None
 

@@ -45,6 +45,9 @@ def tensors_in(config: ModelConfig, stored: str, shape: Shape) -> list[tuple[str
     name = usual_name(architecture, stored)
     if name is None:
         return []
+    if config.experts is None:
+        # The expert of all rows is the only one.
+        name = name.replace(".mlp.shared_experts.", ".mlp.")
     parts = parts_of(name, shape, config.experts.count if config.experts else 0, architecture.fused_experts)
     return [(part.name, part.shape, part) for part in parts] or [(name, shape, None)]
 
@@ -52,7 +55,7 @@ def tensors_in(config: ModelConfig, stored: str, shape: Shape) -> list[tuple[str
 def parts_of(name: str, shape: Shape, experts: int, form: Form) -> list[FusedPart]:
     """The parts of a fused tensor; none for any other tensor."""
     prefix, _, last = name.rpartition(".")
-    if name.endswith(f".mlp.{GATE_UP}.weight") and len(shape) == 2:
+    if name.endswith(f".{GATE_UP}.weight") and ".mlp." in name and len(shape) == 2:
         half = shape[0] // 2
         cut = name.removesuffix(f"{GATE_UP}.weight")
         return [

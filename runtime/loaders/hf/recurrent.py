@@ -12,6 +12,8 @@ from pontil.runtime.models.architectures import Architecture
 from pontil.runtime.models.config import RecurrentConfig
 
 FULL, RECURRENT = "full_attention", "linear_attention"
+# Words of older files with Mamba layers.
+OLDER = {"attention": FULL, "mamba": RECURRENT}
 
 
 def recurrent_config(architecture: Architecture, data: dict[str, Any]) -> RecurrentConfig | None:
@@ -49,7 +51,9 @@ def mamba_config(data: dict[str, Any]) -> RecurrentConfig:
 
 def mamba_layers(data: dict[str, Any]) -> tuple[int, ...]:
     """The layers with a state: all but those that are listed as having attention, or those of that kind."""
-    listed = data.get("attn_layer_indices")
+    listed, kinds = data.get("attn_layer_indices"), data.get("layer_types")
+    if listed is None and isinstance(kinds, list):
+        return recurrent_layers(data | {"layer_types": [OLDER.get(str(kind), kind) for kind in kinds]})
     if listed is None:
         return recurrent_layers(data)
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):

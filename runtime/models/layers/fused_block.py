@@ -20,8 +20,6 @@ MOST_ROWS = 512
 
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
-    if config.recurrent is not None and config.recurrent.kind == "mamba2":
-        return False
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
     divided = (config.hidden_size, *config.mlp_sizes)
     parts = (size // ranks for size in divided)

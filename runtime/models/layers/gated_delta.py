@@ -65,7 +65,8 @@ class GatedDeltaNet:
         sizes = own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.width
         weights = RecurrentWeights(self.norm.weight, self.channels, self.bias, self.rate)
         products = matrix_of(self.inward), matrix_of(self.o.product)
-        return RecurrentHalf(self.kernels, products, weights, norms, RecurrentShape(*sizes, self.layer.layer))
+        shape = RecurrentShape(*sizes, self.layer.layer, self.norm.eps)
+        return RecurrentHalf(self.kernels, products, weights, norms, shape)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Mix x [rows, hidden_size] in the weights' dtype with what was before; the result has the same shape."""

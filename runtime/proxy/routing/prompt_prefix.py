@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from pontil.runtime.cache.prefix import Key, chain, full_keys, root_key
+from pontil.runtime.cache.prefix import STATE_TOKENS, Key, chain, end_keys, full_keys, root_key
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key
 
 # Blocks whose keys are computed in one turn of the event loop: less than a millisecond.
@@ -13,20 +13,27 @@ PORTION = 256
 
 class PromptPrefix:
     """A prompt's keys, in order; `keys` grows while workers hold the last of it. The key of an unfilled last block
-    comes at the end, and counts the tokens that are left."""
+    comes at the end, and counts the tokens that are left. Blocks of models with states are larger than any others, and
+    found whole, or unfilled at any position: behind those of `keys` that a worker has it may have one more."""
 
     def __init__(self, prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> None:
         self.prompt, self.salt, self.block_size, self.adapter = prompt, salt, block_size, adapter
         self.keys: list[int] = []
+        self.has_states = block_size >= STATE_TOKENS
+        # Where there are states: the keys of full blocks, and those of the ends behind so many of them.
+        self.full: list[Key] = []
+        self.ends: dict[int, list[int]] = {}
         self.source = self.every_key()
         self.is_complete = False
 
     def every_key(self) -> Iterator[Key]:
         key = root_key(self.salt, self.adapter)
-        for key in full_keys(self.prompt, self.salt, self.block_size, self.adapter):  # noqa: B007
+        for key in full_keys(self.prompt, self.salt, self.block_size, self.adapter):
+            if self.has_states:
+                self.full.append(key)
             yield key
         tail_length = len(self.prompt) % self.block_size
-        if tail_length:
+        if tail_length and not self.has_states:
             yield chain(key, self.prompt[-tail_length:])
 
     def grow(self, caches: Sequence[HeldPrefixes], portion: int = PORTION) -> bool:
@@ -63,8 +70,20 @@ class PromptPrefix:
                 count = cache.count(keys)
                 tokens = min(count * self.block_size, most)
                 last, after = keys[count - 1], keys[count] if count < len(keys) else None
-            token_counts.append(tokens)
+            token_counts.append(self.with_end(cache, count) if self.has_states and len(cache) else tokens)
         return token_counts
+
+    def with_end(self, cache: HeldPrefixes, count: int) -> int:
+        """Return how many tokens need not be computed where so many full blocks are cached, with the longest end of
+        another text behind them that the prompt goes on from."""
+        size, most = self.block_size, len(self.prompt) - 1
+        count = min(count, most // size)
+        ends = self.ends.get(count)
+        if ends is None:
+            parent = self.full[count - 1] if count else root_key(self.salt, self.adapter)
+            tokens = self.prompt[count * size : min(most, (count + 1) * size - 1)]
+            ends = self.ends[count] = [short_key(key) for key in end_keys(parent, tokens)]
+        return count * size + next((place for place in range(len(ends), 0, -1) if ends[place - 1] in cache.keys), 0)
 
     def found(self, cache: HeldPrefixes) -> int:
         """Return how many tokens of the prompt need not be computed where this is cached."""

@@ -17,7 +17,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kv.states import StateSpan, TileStates
 from pontil.gpu_ops.norm import rms_norm
-from pontil.gpu_ops.recurrence import causal_convolution, gated_delta, unit
+from pontil.gpu_ops.recurrence import causal_convolution, gated_delta, state_space, unit
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 HIDDEN, LENGTH, TOKENS, LAYERS = 64, 90, 32, 2
@@ -25,7 +25,8 @@ HIDDEN, LENGTH, TOKENS, LAYERS = 64, 90, 32, 2
 
 @dataclass(frozen=True)
 class RecurrentCase:
-    """A random layer, number 1 of LAYERS, over one text in blocks of TOKENS positions."""
+    """A random layer, number 1 of LAYERS, over one text in blocks of TOKENS positions: of the delta rule, or a state
+    `space`."""
 
     dtype: torch.dtype
     key_heads: int = 2
@@ -33,6 +34,7 @@ class RecurrentCase:
     key_dim: int = 16
     value_dim: int = 32
     width: int = 4
+    space: bool = False
 
     @property
     def channels(self) -> int:
@@ -45,22 +47,24 @@ class RecurrentCase:
     @property
     def products(self) -> tuple[Tensor, Tensor]:
         values = self.value_heads * self.value_dim
-        into = self.channels + values + 2 * self.value_heads
+        into = self.channels + values + (1 if self.space else 2) * self.value_heads
         return weight(self.dtype, 1, into, HIDDEN), weight(self.dtype, 2, HIDDEN, values)
 
     @property
     def weights(self) -> RecurrentWeights:
         rate = -random(6, self.value_heads).exp()
-        return RecurrentWeights(
-            random(3, self.value_dim), random(4, self.channels, self.width) / 2, random(5, self.value_heads), rate
-        )
+        channels, bias = random(4, self.channels, self.width) / 2, random(5, self.value_heads)
+        if not self.space:
+            return RecurrentWeights(random(3, self.value_dim), channels, bias, rate)
+        norm, direct = random(3, self.value_heads * self.value_dim), random(11, self.value_heads)
+        return RecurrentWeights(norm, channels, bias, rate, random(12, self.channels), direct)
 
     @property
     def x(self) -> Tensor:
         return random(7, LENGTH, HIDDEN)
 
     def half(self, library: KernelLibrary) -> RecurrentHalf:
-        shape = RecurrentShape(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width, 1)
+        shape = RecurrentShape(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width, 1, EPSILON)
         into, out = (pack(one) for one in self.products)
         return RecurrentHalf(library, (into, out), self.weights, Norms(EPSILON, random(8, HIDDEN)), shape)
 
@@ -87,23 +91,33 @@ class RecurrentCase:
             self.value_heads * self.value_dim,
         )
         normed = rms_norm(self.x, random(8, HIDDEN), EPSILON, self.dtype).float()
-        sizes = (self.channels, values, self.value_heads, self.value_heads)
-        mixed, gates, strengths, times = F.linear(normed, into).split(sizes, dim=1)
-        decays, made, states = (own.rate * F.softplus(times + own.bias)).exp(), [], []
+        sizes = (self.channels, values, *[self.value_heads] * (1 if self.space else 2))
+        mixed, gates, *strengths, times = F.linear(normed, into).split(sizes, dim=1)
+        steps = F.softplus(times + own.bias)
+        decays, made, states = (own.rate * steps).exp(), [], []
         matrix, recent = (
             torch.zeros(self.value_heads, self.key_dim, self.value_dim),
             torch.zeros(self.width - 1, self.channels),
         )
         keys = self.key_heads * self.key_dim
         for rows in torch.arange(LENGTH).split(TOKENS):
-            q, k, v = causal_convolution(recent, mixed[rows], own.channels).split((keys, keys, values), dim=1)
-            q, k = (unit(part.reshape(len(rows), self.key_heads, -1)) for part in (q, k))
-            v = v.reshape(len(rows), self.value_heads, -1)
-            made.append(gated_delta(q * self.key_dim**-0.5, k, v, decays[rows], strengths[rows].sigmoid(), matrix))
+            convolved = causal_convolution(recent, mixed[rows], own.channels, own.channel_bias)
+            q, k, v = (part.reshape(len(rows), -1, dim) for part, dim in zip(
+                convolved.split((keys, keys, values), dim=1), (self.key_dim, self.key_dim, self.value_dim), strict=True
+            ))  # fmt: skip
+            if own.direct is None:
+                q, k = unit(q) * self.key_dim**-0.5, unit(k)
+                made.append(gated_delta(q, k, v, decays[rows], strengths[0][rows].sigmoid(), matrix))
+            else:
+                read = state_space(q, k, v * steps[rows].unsqueeze(-1), decays[rows], matrix)
+                made.append(read + v * own.direct.unsqueeze(-1))
             states.append(torch.cat((matrix.flatten(), recent.flatten())))
-        gated = rms_norm(torch.cat(made), own.norm, EPSILON, FLOAT32) * F.silu(
-            gates.reshape(LENGTH, -1, self.value_dim)
-        )
+        opened, whole = F.silu(gates).view(LENGTH, -1, self.value_dim), torch.cat(made)
+        if self.space:
+            groups = (whole * opened).view(LENGTH, self.key_heads, -1)
+            gated = rms_norm(groups, own.norm.view(self.key_heads, -1), EPSILON, FLOAT32)
+        else:
+            gated = rms_norm(whole, own.norm, EPSILON, FLOAT32) * opened
         return self.x + F.linear(gated.flatten(1).to(self.dtype).float(), out), torch.stack(states)
 
 
@@ -112,6 +126,8 @@ CASES = {
     "bfloat16": RecurrentCase(BFLOAT16),
     "a head for each key": RecurrentCase(FLOAT32, 3, 3, 32, 16, 3),
     "many channels": RecurrentCase(BFLOAT16, 1, 2, 64, 48),
+    "a state space": RecurrentCase(FLOAT32, space=True),
+    "a state space of one group": RecurrentCase(BFLOAT16, 1, 5, 32, 16, 3, space=True),
 }
 CUTS = ([1] * 30 + [4, 31, 25], [89, 1])
 

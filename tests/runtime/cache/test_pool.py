@@ -129,6 +129,16 @@ def test_free_blocks_go_out_before_cached_ones_and_ends_before_beginnings() -> N
     assert [pool.index.find(chain(root_key(""), [number])) for number in range(3)] == [*cached[:2], None]
 
 
+def test_what_is_retired_is_evicted_first() -> None:
+    pool = BlockPool(4)
+    cached = registered(pool, 3)
+    pool.retire(cached[0])
+    assert pool.take(1) == [cached[0]]
+    pool.retire(cached[0])
+    assert pool.take(1) == [cached[2]]
+    pool.check()
+
+
 def test_what_was_used_last_is_evicted_last() -> None:
     pool = BlockPool(4)
     first, second, third = registered(pool, 3)

@@ -15,7 +15,8 @@ from effort import by_default
 from tiny import Rig, check_free, computed_by, drain, rig, sequence
 
 from pontil.gpu_ops.kv.states import StateSpan, TileStates
-from pontil.runtime.cache.layout import STATE_TOKENS, KVLayout, layout_for
+from pontil.runtime.cache.layout import KVLayout, layout_for
+from pontil.runtime.cache.prefix import STATE_TOKENS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.sequence import Purpose
@@ -155,8 +156,41 @@ def test_the_end_of_an_answer_is_found_by_its_very_tokens(model: Model) -> None:
         cold.engine.add(sequence(name, prompt, COUNT))
         assert drain(one.engine)[name] == drain(cold.engine)[name]
         cached[name] = turn.history.cached
-    assert cached == {"0": 48, "1": 48, "cut": 0, "short": 0, "equal": 48}
+    assert cached == {"0": 48, "1": 48, "cut": 40, "short": 0, "equal": 48}
     check_free(one)
+
+
+def test_a_prompt_is_found_to_its_end(model: Model) -> None:
+    """Its last block is copied before an answer goes on in it, unless no memory is left for that."""
+    turn = [*PROMPT[:300], 3, 1]
+    cold = rig(model, caching=False)
+    cold.engine.add(sequence("b", turn, COUNT))
+    expected = drain(cold.engine)["b"]
+    for blocks, found in ((200, 300), (3, STATE_TOKENS)):
+        one = rig(model, blocks=blocks)
+        first = sequence("a", PROMPT[:300], COUNT)
+        one.engine.add(first)
+        drain(one.engine)
+        assert first.output[:2] != [3, 1]
+        again = sequence("b", turn, COUNT)
+        one.engine.add(again)
+        assert drain(one.engine)["b"] == expected and again.history.cached == found
+        check_free(one)
+
+
+def test_a_prompt_that_was_handed_over_is_found_to_its_end(model: Model) -> None:
+    giver = rig(model)
+    given = sequence("a", PROMPT[:300], COUNT)
+    given.purpose = Purpose.HANDOVER
+    giver.engine.add(given)
+    while not given.output:
+        giver.engine.step()
+    giver.scheduler.memory.give_back(given)
+    assert giver.pool.highest == 2
+    again = sequence("b", PROMPT[:310], COUNT)
+    giver.engine.add(again)
+    drain(giver.engine)
+    assert again.history.cached == 300
 
 
 def test_a_long_prompt_is_found_from_its_last_boundary(model: Model) -> None:

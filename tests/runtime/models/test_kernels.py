@@ -10,7 +10,7 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
-from architectures import HYBRIDS, KERNEL_NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
+from architectures import HYBRIDS, NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
 from effort import by_default
 from tiny import check_free, drain, rig, sequence
@@ -26,7 +26,7 @@ PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed
 # Every kind of attention, of cells and of experts. By default each architecture computes the logits of transformers;
 # these do so in company too.
 DIFFERENT = ("llama", "qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3")
-WITH_DRAFTS = tuple(name for name in KERNEL_NAMES if name not in HYBRIDS)
+WITH_DRAFTS = tuple(name for name in NAMES if name not in HYBRIDS)
 CUTS = [[1] * 333, [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 
 
@@ -45,7 +45,7 @@ def library() -> KernelLibrary:
     return kernels.opened()
 
 
-@pytest.fixture(scope="module", params=KERNEL_NAMES)
+@pytest.fixture(scope="module", params=NAMES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, library: KernelLibrary
 ) -> Iterator[KernelPair]:
@@ -83,7 +83,7 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: KernelPair) -> 
 
 @pytest.mark.parametrize(
     ("pair", "dtype"),
-    by_default({(name, torch.bfloat16) for name in DIFFERENT}, product(KERNEL_NAMES, (torch.float32, torch.bfloat16))),
+    by_default({(name, torch.bfloat16) for name in DIFFERENT}, product(NAMES, (torch.float32, torch.bfloat16))),
     indirect=["pair"],
     ids=str,
 )

@@ -13,7 +13,8 @@ from tiers import wait_until_idle
 from tiny_hybrid import write_tiny_hybrid
 from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
-from pontil.runtime.cache.layout import STATE_TOKENS, layout_for
+from pontil.runtime.cache.layout import layout_for
+from pontil.runtime.cache.prefix import STATE_TOKENS
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.worker.start import kv_tiers
@@ -63,7 +64,7 @@ def test_two_workers_make_the_tokens_of_one(
     assert (counts.complete, counts.bytes) == (2, 3 * size)
 
 
-def test_a_worker_that_is_killed_leaves_whole_blocks(place: WorkerPlace) -> None:
+def test_a_worker_that_is_killed_leaves_blocks_and_ends(place: WorkerPlace) -> None:
     worker = place.start(**SETTINGS)
     assert worker.machine.recorder is not None
     place.proxy.submit(worker, "cut", prompt(LENGTH), drawn(100), salt="same")
@@ -73,6 +74,11 @@ def test_a_worker_that_is_killed_leaves_whole_blocks(place: WorkerPlace) -> None
     place.start(**SETTINGS)
     first, cached = place.ask(prompt(LENGTH), 12)
     assert cached == STATE_TOKENS
+    assert place.ask([*prompt(LENGTH), 7, 8])[1] == LENGTH
+    place.record()
+    place.end()
+    place.start(**SETTINGS)
+    assert place.ask([*prompt(LENGTH), *first, 7, 8])[1] == LENGTH + 11
     other = WorkerPlace(place.proxy, place.model, place.folder, "mixed:1", "mixed")
     other.start(**SETTINGS)
     assert other.ask(prompt(LENGTH), 12) == (first, 0)
@@ -94,20 +100,27 @@ def test_a_turn_goes_on_from_what_the_answer_filled(place: WorkerPlace) -> None:
 def test_evicted_states_are_read_back(
     proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those of whole blocks, and those of the end of an answer."""
     monkeypatch.setattr(kv_tiers, "seconds_of_token", lambda engine, tokens: 60.0)
     layout = layout_for(read_hf_config(hybrid), 16, "float32")
-    own = SETTINGS | {"kv_cache_memory": 5 * layout.block_bytes, "max_model_len": 700, "kv_tier_memory": 4 << 20}
+    own = SETTINGS | {"kv_cache_memory": 5 * layout.block_bytes, "max_model_len": 700, "kv_tier_memory": 8 << 20}
     worker = open_worker(hybrid, tmp_path, "mixed:0", "mixed", **own)
     proxy.admit(worker)
-    answers = []
-    for name, tokens in {"first": prompt(600), "other": prompt(690)[::-1], "again": prompt(600)}.items():
+
+    def ask(name: str, tokens: list[int]) -> tuple[list[int], int]:
         proxy.submit(worker, name, tokens, drawn(8), salt="same")
-        answers += proxy.finish(name)
+        (answer,) = proxy.finish(name)
         assert worker.machine.scheduler.tier.store is not None
         wait_until_idle(worker.machine.scheduler.tier.store)
-    assert answers[0].ids == answers[2].ids and answers[2].frames[0].cached_tokens == 2 * STATE_TOKENS
+        return answer.ids, answer.frames[0].cached_tokens or 0
+
+    first, other = ask("first", prompt(600)), prompt(690)[::-1]
+    ask("other", other)
+    assert ask("again", prompt(600)) == (first[0], 2 * STATE_TOKENS)
     # Prefixes are evicted from their ends.
     assert worker.load().counters["kv_tier_hit_tokens"] == STATE_TOKENS
+    ask("once more", other)
+    assert ask("turn", [*prompt(600), *first[0], 7, 8])[1] == 607
     everyone_clean(proxy)
 
 

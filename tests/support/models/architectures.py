@@ -96,9 +96,7 @@ COMMON_NAMES = (
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
 NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
-# Those that the kernels compute.
-KERNEL_NAMES = tuple(name for name in NAMES if name != "bamba")
-HYBRIDS = ("qwen3_next", "qwen3_5_text", "bamba")
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "granitemoehybrid-dense")
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:

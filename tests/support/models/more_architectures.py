@@ -11,6 +11,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     MixtralConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
@@ -40,6 +41,17 @@ HYBRID: dict[str, Any] = {
     "initializer_range": 0.1,
 }
 HYBRID_EXPERTS = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "num_experts": 5}
+GRANITE: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 16,
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+    "initializer_range": 0.2,
+}
 Sizes = dict[str, Any]
 
 
@@ -53,6 +65,12 @@ MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
     "bamba": lambda sizes: BambaConfig(
         **(sizes | {"initializer_range": 0.1}), attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2,
         mamba_d_state=16, mamba_d_conv=3,
+    ),
+    "granitemoehybrid": lambda sizes: GraniteMoeHybridConfig(
+        **(sizes | GRANITE | {"intermediate_size": 32}), num_local_experts=5, num_experts_per_tok=2,
+    ),
+    "granitemoehybrid-dense": lambda sizes: GraniteMoeHybridConfig(
+        **(sizes | GRANITE), num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True,
     ),
     "qwen3_next": lambda sizes: Qwen3NextConfig(**(HYBRID_EXPERTS | sizes | HYBRID), num_experts_per_tok=2),
     "qwen3_5_text": lambda sizes: Qwen3_5TextConfig(**(sizes | HYBRID), tie_word_embeddings=True),

@@ -53,9 +53,11 @@ def weight_part(model: PreTrainedModel, name: str) -> Tensor:
     """Return the weight of a layer, or the part of the one that has gates and ups together."""
     above, _, last = name.rpartition(".")
     weights: dict[str, Tensor] = dict(model.named_parameters())
-    # Bamba has another name for its MLPs.
-    for known in (name, name.replace(".mlp.", ".feed_forward.")):
+    # Bamba and Granite have other names for their MLPs.
+    granite = name.replace(".mlp.down_proj", ".shared_mlp.output_linear")
+    for known in (name, name.replace(".mlp.", ".feed_forward."), granite):
         if (own := weights.get(f"{known}.weight")) is not None:
             return own
-    gate, up = weights[f"{above}.gate_up_proj.weight"].chunk(2)
+    joined = f"{above}.gate_up_proj", f"{above.removesuffix('mlp')}shared_mlp.input_linear"
+    gate, up = next(weights[f"{one}.weight"] for one in joined if f"{one}.weight" in weights).chunk(2)
     return up if last == "up_proj" else gate

@@ -136,3 +136,23 @@ def test_workers_are_looked_at_together_as_each_alone(held: list[int], tail: boo
     prefix = grown(prompt, *caches)
     assert prefix.found_in(caches) == [prefix.found(cache) for cache in caches]
     assert prefix.found_in(caches)[: len(held)] == [min(5, blocks) * 16 for blocks in held]
+
+
+def test_ends_of_other_texts_are_found_where_blocks_have_states() -> None:
+    """At their very position, and never so far that no token is left to compute."""
+    text = [*range(700)]
+    keys = list(full_keys(text, "s", 256))
+    ends = {length: short_key(chain(keys[1], text[512:length])) for length in (540, 600, 699)}
+    whole = {short_key(key) for key in keys}
+    cases = ((540, 600), 600), ((540,), 540), ((), 512), ((540, 600, 699), 699)
+    for known, found in cases:
+        cache = HeldPrefixes()
+        cache.keys = dict.fromkeys([*whole, *(ends[length] for length in known)])
+        prefix = PromptPrefix([*text, 5], "s", 256)
+        while prefix.grow([cache]):
+            pass
+        assert prefix.found(cache) == found
+        shorter = PromptPrefix(text[:512], "s", 256)
+        while shorter.grow([cache]):
+            pass
+        assert shorter.found(cache) == 256
