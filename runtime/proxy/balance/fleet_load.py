@@ -12,8 +12,8 @@ from pontil.runtime.proxy.fleet.registry import WorkerGroup
 
 # Seconds over which what is asked is averaged, and in which what waits is to be done.
 MEMORY, CATCH_UP = 6.0, 5.0
-# Seconds over which what is served, what was asked for and what has ended are compared: longer than most answers take.
-LASTING = 20.0
+# Seconds over which what is served, what was asked for and what has ended are compared.
+LASTING = 10.0
 # Seconds from one look to the next.
 LOOK = 1.0
 # The tokens that an answer is expected to have before any has ended.
