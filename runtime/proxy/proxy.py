@@ -178,7 +178,7 @@ class Proxy:
     def queued_work(self) -> QueuedWork:
         """Return what waits for the workers that generate."""
         queue = self.queue
-        return QueuedWork(queue.tokens, queue.choices, queue.rate.output.value)
+        return QueuedWork(queue.tokens, queue.choices, queue.rate.output.value, queue.rate.answers)
 
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""

@@ -58,6 +58,13 @@ LAUNCH_OPTIONS = (
         help="Chance that a guess is right if those before it are.",
     ),
     click.Option(
+        ["--balance"],
+        type=click.Choice(["none", "auto"]),
+        default="none",
+        show_default=True,
+        help="Whether prefill and decode workers take each other's role as the load needs it, as with `launch`.",
+    ),
+    click.Option(
         ["--api-keys"],
         type=click.Path(path_type=Path),
         metavar="FILE",

@@ -130,6 +130,8 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
         raise OptionError("--prefill and --decode go together: a prompt's KV comes from one to the other.")
     if given["kill"] is not None and not made.roles[given["kill"]]:
         raise OptionError(f"--kill {given['kill']} needs a worker of that role: name some by --{given['kill']}.")
+    if given["balance"] == "auto" and (given["disagg"] == "never" or made.mixed and not made.prefill):
+        raise OptionError("--balance auto moves workers between prefill and decode, and there would be none of either.")
     return made if made.devices else None
 
 
@@ -164,7 +166,8 @@ def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
 ABOUT = {
     "cached_share": "cached", "busy": "busy", "kv_share": "KV used", "memory_gib": "GiB", "start_s": "seconds to start",
     "cost_per_million_tokens": "cost of a million tokens", "highest_request_rate": "highest rate within the limits",
-    "breaks_first": "then breaks", "at_request_rate": "at a rate of", "busiest": "and busiest is",
+    "role_changes": "role changes", "breaks_first": "then breaks", "at_request_rate": "at a rate of",
+    "busiest": "and busiest is",
 }  # fmt: skip
 
 

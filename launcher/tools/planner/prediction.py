@@ -58,6 +58,7 @@ class Predictor:
         if given["find_rate"] and not self.limits.given:
             raise OptionError("--find-rate goes by limits: give --ttft-limit, --tpot-limit or --itl-limit.")
         check_lengths(given["lengths"])
+        self.proxy_options = {name: given[name] for name in ("balance", "ttft_limit", "tpot_limit")}
         self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
         self.tenants = tenants_of(given["api_keys"])
         try:
@@ -136,12 +137,14 @@ class PlannedTrials:
         questions = ((question.prompt, question.tokens) for question in self.predictor.make_questions(seed))
         tenants = self.predictor.tenants
         planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed, given["kill"], tenants)
-        site = PlannedSite(self.topology, self.predictor.model, seed)
+        site = PlannedSite(self.topology, self.predictor.model, seed, self.predictor.proxy_options)
         report = PlannedTrial(site, planned, questions).run()
         site.close()
         figures: Figures = {"server": self.topology.name, "load": load.name} | load.fields
         figures |= figures_of(outcomes_of(report), self.predictor.limits)
         figures |= self.kept_by(report) | self.more(report, figures)
+        if given["balance"] == "auto":
+            figures["role_changes"] = len(site.roles.made)
         self.rows.append(figures | self.by_tenant(report))
         return self.rows[-1]
 

@@ -160,7 +160,7 @@ class RequestQueue:
             self.rate.ended(sent_at)
             if request.complete:
                 output = sum(len(answer.ids) for answer in request.answers) / request.params.n
-                self.rate.answered(now - sent_at, output)
+                self.rate.answered(now - sent_at, output, request.params.n)
 
     def pass_time(self, now: float) -> None:
         self.rate.pass_time(now, len(self.uncomputed))

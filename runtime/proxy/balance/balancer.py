@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a role change: a state machine that is told what the load needs, about once a second.
 
-A change pays if the split behind it has less pressure. What it would gain is added up over time, less a margin, and the
-change is due when that is enough: soon where one role has far too much to do, late where little is gained, and never
-where it comes and goes (Page's cumulative sum test). With needs that stay the same each change lowers the pressure, so
-that none is taken back.
+A change pays if the split behind it has less pressure, even if the needs are wrong by their error to its disadvantage.
+What it would gain is added up over time, less a margin, and the change is due when that is enough: soon where one role
+has far too much to do, late where little is gained, and never where it comes and goes (Page's cumulative sum test).
+
+No oscillation: a change pays only if the needs are more than (1 + ERROR) / (1 - ERROR) times what evens the two splits
+out, and back only if they are less than its inverse, so that needs which stay the same never give both. A load that
+changes by more, or a change that proves to be wrong by what waits since then, is followed back; each time that happens
+within about a minute the next one back has to gain twice as much.
 """
 
 from dataclasses import dataclass, field
@@ -14,10 +18,12 @@ from pontil.runtime.proxy.balance.needs import Needs
 
 # Pressure below which nothing is to be gained.
 CALM = 0.6
+# The part by which each role's needs may be wrong.
+ERROR = 0.15
 # The gain, as a part of the pressure, that a change has to exceed, and the seconds of a whole gain beyond it.
 MARGIN, ENOUGH = 0.08, 1.0
-# So many times as much, at first, for a change that goes back, and the seconds in which that becomes less.
-BACK, FORGOTTEN = 5.0, 60.0
+# Seconds in which changes that went back are forgotten.
+FORGOTTEN = 60.0
 # Seconds from one change to the next, and to one that goes back.
 PAUSE, REVERSAL = 2.0, 10.0
 # The longest time in seconds between two needs that counts: a proxy that was stopped saw nothing meanwhile.
@@ -25,35 +31,52 @@ LONGEST = 2.0
 PREFILL, DECODE = "prefill", "decode"
 
 
+def gain(role: str, needs: Needs, prefill: int, decode: int) -> float:
+    """Return what one worker more for a role gains surely, as a part of the pressure; -1 where the other role would
+    lose its last worker."""
+    more, split = (1, (prefill + 1, decode - 1)) if role == PREFILL else (-1, (prefill - 1, decode + 1))
+    if min(split) < 1:
+        return -1.0
+    least = needs.times(1 - more * ERROR, 1 + more * ERROR)
+    return 1.0 - max(CALM, least.pressure(*split)) / max(CALM, least.pressure(prefill, decode))
+
+
 @dataclass(slots=True)
 class RoleBalancer:
-    """The state: what a change to each role has gained so far, when it was told last, and the last change."""
+    """The state: what a change to each role has gained so far, when it was told last, the last change, and how many
+    times as much as the first one the next one back has to gain."""
 
     gained: dict[str, float] = field(default_factory=lambda: {PREFILL: 0.0, DECODE: 0.0})
     told: float | None = None
     changed: float = -inf
     last: str | None = None
+    back: float = 1.0
 
     def decide(self, now: float, needs: Needs, prefill: int, decode: int) -> str | None:
         """Return the role that one worker of the other is to take now, of so many workers; None: all keep theirs.
         Neither role loses its last worker."""
         seconds = 0.0 if self.told is None else min(LONGEST, max(0.0, now - self.told))
         self.told = now
-        before = max(CALM, needs.pressure(prefill, decode))
-        splits = {PREFILL: (prefill + 1, decode - 1), DECODE: (prefill - 1, decode + 1)}
-        for role, split in splits.items():
-            gain = 1.0 - max(CALM, needs.pressure(*split)) / before if min(split) >= 1 else -1.0
-            self.gained[role] = max(0.0, self.gained[role] + seconds * (gain - MARGIN)) if gain > -1.0 else 0.0
+        for role in self.gained:
+            gained = gain(role, needs, prefill, decode)
+            self.gained[role] = max(0.0, self.gained[role] + seconds * (gained - MARGIN)) if gained > -1.0 else 0.0
         role = max(self.gained, key=lambda one: self.gained[one])
-        return role if self.is_due(role, now - self.changed) else None
+        return role if self.is_due(role, now) else None
 
-    def is_due(self, role: str, seconds: float) -> bool:
-        """Return whether a change to a role has gained enough, so many seconds after the last one."""
+    def is_due(self, role: str, now: float) -> bool:
+        """Return whether a change to a role has gained enough."""
+        seconds = now - self.changed
         if self.last in (None, role):
             return seconds >= PAUSE and self.gained[role] >= ENOUGH
-        return seconds >= REVERSAL and self.gained[role] >= ENOUGH * (1 + (BACK - 1) * exp(-seconds / FORGOTTEN))
+        return seconds >= REVERSAL and self.gained[role] >= ENOUGH * self.hold(seconds)
+
+    def hold(self, seconds: float) -> float:
+        """Return how many times as much a change back has to gain, so many seconds after the last change."""
+        return 1.0 + (self.back - 1.0) * exp(-seconds / FORGOTTEN)
 
     def made(self, now: float, role: str) -> None:
         """Note that a worker is being given this role."""
+        if self.last is not None:
+            self.back = self.hold(now - self.changed) * (1.0 if role == self.last else 2.0)
         self.changed, self.last = now, role
         self.gained = dict.fromkeys(self.gained, 0.0)

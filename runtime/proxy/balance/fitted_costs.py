@@ -3,12 +3,13 @@
 seen."""
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 
 # Time constant in seconds of workers' computing, so that idle time forgets nothing.
 MEMORY_SECONDS = 60.0
-# Spread of rows, as a part of their mean, that weighs as much as the assumption that half of a step is its rows'.
-ASSUMED_SPREAD = 0.1
+# Spread of rows, as a part of their mean, that weighs as much as what is assumed of a row: so many times a prompt
+# token, as it reads its context for itself alone, and at most half of a step.
+ASSUMED_SPREAD, PROMPT_TOKENS = 0.1, 2.0
 # Fewest seconds that a rate is taken over.
 SHORTEST = 2.0
 
@@ -55,10 +56,10 @@ class DecodeFit:
         self.seconds = self.seconds * decay + seconds
         self.products = self.products * decay + rows * each
 
-    @property
-    def line(self) -> tuple[float, float]:
-        """The seconds of a step without rows, and of each row; zeros while nothing was seen. While steps have hardly
-        differed in their rows, half of a step is taken to be these."""
+    def line(self, usual: float) -> tuple[float, float]:
+        """Return the seconds of a step without rows, and of each row; zeros while nothing was seen. While steps have
+        hardly differed in their rows, each is taken to be as long as `usual`, but all of them at most half of a
+        step."""
         if not self.steps or not self.rows:
             return 0.0, 0.0
         rows, seconds = self.rows / self.steps, self.seconds / self.steps
@@ -66,7 +67,7 @@ class DecodeFit:
         assumed = (ASSUMED_SPREAD * rows) ** 2
         spread = max(0.0, self.squares / self.steps - rows * rows)
         together = self.products / self.steps - rows * seconds
-        row = min(max(0.0, (together + assumed * most / 2) / (spread + assumed)), most)
+        row = min(max(0.0, (together + assumed * min(usual, most / 2)) / (spread + assumed)), most)
         return seconds - row * rows, row
 
 
@@ -86,25 +87,31 @@ class FittedCosts:
             if rows > 0:
                 self.decode.add(steps, rows, seconds)
             return
-        base, row = self.decode.line
+        base, row = self.line
         decay = exp(-seconds / MEMORY_SECONDS)
         self.prompt_tokens = self.prompt_tokens * decay + prompt_tokens
         # At least a tenth is the prompt's own, however wrong the line is.
         own = max(0.1 * seconds, seconds - base * steps - row * rows)
         self.prompt_seconds = self.prompt_seconds * decay + own
 
+    @property
+    def line(self) -> tuple[float, float]:
+        """The seconds of a step without rows, and of each row; zeros while nothing was seen."""
+        token = self.prompt_seconds / self.prompt_tokens if self.prompt_tokens else inf
+        return self.decode.line(PROMPT_TOKENS * token)
+
     def step(self, rows: float) -> float:
         """Return the seconds of a step of so many rows; 0 while nothing was seen."""
-        base, row = self.decode.line
+        base, row = self.line
         return base + row * rows
 
     def most_rows(self, seconds: float, most: float) -> float:
         """Return the most rows, at least one, whose step takes no longer."""
-        base, row = self.decode.line
+        base, row = self.line
         return max(1.0, min(most, (seconds - base) / row if row else most))
 
     def prompt_token(self, step_tokens: int) -> float | None:
         """Return the seconds of a prompt token in steps full of them; None while nothing was seen."""
         if not self.prompt_tokens:
             return None
-        return self.prompt_seconds / self.prompt_tokens + self.decode.line[0] / max(1, step_tokens)
+        return self.prompt_seconds / self.prompt_tokens + self.line[0] / max(1, step_tokens)

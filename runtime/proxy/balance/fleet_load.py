@@ -12,6 +12,8 @@ from pontil.runtime.proxy.fleet.registry import WorkerGroup
 
 # Seconds over which what is asked is averaged, and in which what waits is to be done.
 MEMORY, CATCH_UP = 6.0, 5.0
+# Seconds over which what is served, what was asked for and what has ended are compared.
+LASTING = 10.0
 # Seconds from one look to the next.
 LOOK = 1.0
 # The tokens that an answer is expected to have before any has ended.
@@ -24,6 +26,10 @@ def rate() -> DecayingRate:
     return DecayingRate(MEMORY)
 
 
+def lasting_rate() -> DecayingRate:
+    return DecayingRate(LASTING)
+
+
 @dataclass(slots=True)
 class AskedWork:
     """The work of requests as they are sent to workers: their prompts' tokens, those of them that no worker had
@@ -33,6 +39,7 @@ class AskedWork:
     prompts: DecayingRate = field(default_factory=rate)
     uncached: DecayingRate = field(default_factory=rate)
     answers: DecayingRate = field(default_factory=rate)
+    lasting_answers: DecayingRate = field(default_factory=lasting_rate)
     expected: float = EXPECTED
 
     def add(self, now: float, prompt: int, uncached: int, choices: int, most: int) -> None:
@@ -40,17 +47,20 @@ class AskedWork:
         self.requests.add(now, 1.0)
         self.prompts.add(now, prompt)
         self.uncached.add(now, uncached)
-        self.answers.add(now, choices * min(float(most), self.expected))
+        tokens = choices * min(float(most), self.expected)
+        self.answers.add(now, tokens)
+        self.lasting_answers.add(now, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
-    """The work that waits in this proxy: prompt tokens and choices; and the tokens of an answer on average, None while
-    none has ended."""
+    """The work that waits in this proxy: prompt tokens and choices; the tokens of an answer on average, None while none
+    has ended; and how many have."""
 
     tokens: int
     choices: int
     expected: float | None
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,9 @@ class FleetLoad:
     # Decode workers compute prompts where prefill workers have too much to do.
     helpers: bool = False
     costs: FittedCosts = field(default_factory=FittedCosts)
-    served: DecayingRate = field(default_factory=rate)
+    served: DecayingRate = field(default_factory=lasting_rate)
+    ended: DecayingRate = field(default_factory=lasting_rate)
+    counted: int = 0
     needs: Needs | None = None
     # By incarnation: the counts up to which a worker's steps were learned from, and up to which its tokens are served.
     learned: dict[str, StepTotals] = field(default_factory=dict)
@@ -134,7 +146,7 @@ class FleetLoad:
         if prompt_token is None or not step:
             return None
         queued, asked, proxies = self.queued(), self.asked, 1 + max(worker.others.proxies for worker in workers)
-        asked.expected = EXPECTED if queued.expected is None else queued.expected
+        asked.expected = self.expected(queued, proxies, now)
         prompts, uncached = asked.prompts.per_second(now), asked.uncached.per_second(now)
         missing = uncached / prompts if prompts else 1.0
         requests = asked.requests.per_second(now)
@@ -142,21 +154,32 @@ class FleetLoad:
         waiting = proxies * missing * queued.tokens + sum(one.uncomputed + one.others.uncomputed for one in workers)
         # One prompt in each worker is being computed.
         waiting = max(0.0, waiting - prompt * sum(one.role != DECODE for one in workers))
-        decoding = [one for one in workers if one.role != PREFILL] or workers
-        beyond = max(0.0, sum(map(rows_of, decoding)) - rows * len(decoding))
-        answers, served = proxies * asked.answers.per_second(now), self.served.per_second(now)
+        answers = proxies * asked.answers.per_second(now)
         # Requests that give way take what is left, and need nobody.
-        answers = answers if any(one.seat_counts.lent for one in workers) else max(answers, served)
-        # An answer is made up for in no less time than it takes.
-        answers += (proxies * queued.choices + beyond) * asked.expected / max(CATCH_UP, asked.expected * step)
+        if not any(one.seat_counts.lent for one in workers):
+            # More than was asked for here: for other routers, and in answers that are longer than expected. What is
+            # drawn now was asked for a while ago, and tells nothing of the prompts of now.
+            answers += max(0.0, self.served.per_second(now) - proxies * asked.lasting_answers.per_second(now))
+        # An answer is made up for in no less time than it takes. Rows that run stay where they are, however many.
+        answers += proxies * queued.choices * asked.expected / max(CATCH_UP, asked.expected * step)
         within = max(CATCH_UP, self.limits.first_token or 0.0)
         return Needs(
             (proxies * uncached + waiting / within) * prompt_token,
             answers * step / rows,
             prompt * prompt_token,
             self.limits.first_token,
-            max(0.0, 1.0 - self.costs.decode.line[0] / step) if self.helpers else 0.0,
+            max(0.0, 1.0 - self.costs.line[0] / step) if self.helpers else 0.0,
         )
+
+    def expected(self, queued: QueuedWork, proxies: int, now: float) -> float:
+        """Return the tokens that an answer will have: those of ended ones, or more if so many were drawn since that
+        longer ones must be under way (the mean of an exponential distribution from lives of which some have not ended;
+        one more is taken to end now)."""
+        self.ended.add(now, queued.ended - self.counted)
+        self.counted = queued.ended
+        if queued.expected is None:
+            return EXPECTED
+        return max(queued.expected, self.served.left(now) / proxies / (1.0 + self.ended.left(now)))
 
     def most_rows(self, workers: Sequence[RegisteredWorker]) -> float:
         """Return the rows that a worker may decode at once: those with a seat and KV blocks, which keep the limit."""

@@ -5,7 +5,7 @@ A split of workers has a pressure: the part of what its shorter role can take th
 longer and longer, or miss their limits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, log
 
 # The part of its time that a worker may compute prompts, and of its seats that may be taken, where no limit says less.
@@ -43,6 +43,10 @@ class Needs:
     prompt: float = 0.0
     first_token: float | None = None
     beside: float = 0.0
+
+    def times(self, prompts: float, answers: float) -> "Needs":
+        """Return those of so many times the work."""
+        return replace(self, prompts=prompts * self.prompts, answers=answers * self.answers)
 
     def prompt_share(self, workers: int) -> float:
         """Return the part of their time that so many workers may compute prompts for the longest waits to keep the

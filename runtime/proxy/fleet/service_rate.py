@@ -123,6 +123,8 @@ class ServiceRate:
         self.prompts = PromptRate()
         self.stay = RunningMean()
         self.output = RunningMean()
+        # The choices that were answered since the start.
+        self.answers = 0
         # The requests that are with workers: their number, and the sum of the times at which they were sent.
         self.running = 0
         self.sent = self.now = 0.0
@@ -143,10 +145,11 @@ class ServiceRate:
         self.running -= 1
         self.sent = self.sent - sent if self.running else 0.0
 
-    def answered(self, stay: float, output: float) -> None:
-        """Learn from an answer of so many tokens for each choice, that long after it was sent."""
+    def answered(self, stay: float, output: float, choices: int = 1) -> None:
+        """Learn from an answer of so many tokens for each of its choices, that long after it was sent."""
         self.stay.add(stay)
         self.output.add(output)
+        self.answers += choices
 
     @property
     def longest_stay(self) -> float:

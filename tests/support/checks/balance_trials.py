@@ -13,8 +13,9 @@ from pontil.runtime.planner.device_profile import DeviceProfile, StepTimes
 from pontil.runtime.planner.planned_site import Disagg, PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, PlannedTrial
 
-# Workers of a site, and the limits of its requests in milliseconds.
-WORKERS, TTFT, TPOT = 4, 8_000.0, 150.0
+# Workers of a site, those of them that compute prompts before roles follow, and the limits of its requests in
+# milliseconds.
+WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 150.0
 # Seconds of a phase, and the part of what the best split can do that is asked for.
 SECONDS, ASKED = 80.0, (0.5, 0.75)
 # Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens: a slow device has few
@@ -123,6 +124,15 @@ def capacity(prompt: int, answer: int, prefill: int) -> float:
     computing = (START * ceil(prompt / 256) + TOKEN * prompt) / 1e3
     drawing = answer * TPOT / 1e3 / rows
     return min(prefill / computing, (WORKERS - prefill) / drawing)
+
+
+def likeliest(phases: Sequence[Phase]) -> list[int]:
+    """Return the counts of prefill workers, from the one that has time for most of its worst phase on."""
+
+    def worst(prefill: int) -> float:
+        return min(capacity(phase.prompt, phase.answer, prefill) / phase.rate for phase in phases)
+
+    return sorted(range(1, WORKERS), key=worst, reverse=True)
 
 
 def best_rate(prompt: int, answer: int) -> float:

@@ -104,6 +104,19 @@ def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd:
     assert all(row["cost_per_million_tokens"] > 0 for row in rows)
 
 
+def test_roles_follow_the_load_in_a_plan_too() -> None:
+    """Prompts for two and a half workers, of four, and answers for less than one: of two fixed ones half come late."""
+
+    def work() -> Any:
+        site = ("--prefill", "2", "--decode", "2", "--disagg", "always", "--ttft-limit", "2500", "--tpot-limit", "50")
+        load = ("--requests", "240", "--prompt-tokens", "256", "--output-tokens", "2", "--request-rate", "15")
+        return [rows_of(options(*site, *load, "--balance", balance)) for balance in ("none", "auto")]
+
+    (fixed,), (balanced,) = in_virtual_time(work)
+    assert "role_changes" not in fixed and balanced["role_changes"] >= 1
+    assert balanced["kept_share"] > fixed["kept_share"]
+
+
 def test_topologies_share_out_all_devices() -> None:
     found = [one.name for one in topologies(3, "auto")]
     assert found == ["1 mixed", "2 mixed", "1 prefill 1 decode", "3 mixed", "1 prefill 2 decode", "2 prefill 1 decode"]
@@ -145,6 +158,8 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--mixed", "1", "--devices", "2"), "name workers by"),
         (("--prefill", "1"), "--prefill and --decode go together"),
         (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
+        (("--prefill", "1", "--decode", "1", "--balance", "auto", "--disagg", "never"), "--balance auto moves workers"),
+        (("--mixed", "2", "--balance", "auto"), "--balance auto moves workers"),
         (("--mixed", "1", "--find-rate"), "--find-rate goes by limits"),
         (("--mixed", "1", "--clients-here"), "--clients-here goes with --cores"),
         (("--mixed", "1", "--kv-cache-memory", "much"), "must be a size like 2GiB"),

@@ -111,8 +111,8 @@ def test_needs_are_those_of_the_load() -> None:
 
 def test_roles_follow_the_load_and_back() -> None:
     site = LoadSite(balance="auto", tpot_limit=40.0)
-    for _ in range(30):
-        site.second(8, 512, 4, 1)
+    for rows in (1, 2) * 15:
+        site.second(8, 512, 4, rows)
     assert site.roles.count("prefill") == 3 and len(site.asked_changes) == 1
     for _ in range(60):
         site.second(12, 16, 128, 16)
@@ -159,12 +159,32 @@ def test_what_waits_here_needs_workers_too() -> None:
     assert after.prompts > before.prompts + 2 and after.answers > before.answers + 0.5
 
 
+def test_longer_answers_are_expected_before_the_first_one_ends() -> None:
+    """Answers of 10 tokens, and then so many that run: none ends, and more is drawn."""
+    site = LoadSite()
+    for second in range(40):
+        site.queue = QueuedWork(0, 0, 10.0, 4 * second)
+        site.second(4, 256, 1000, 2)
+    assert site.asked.expected == pytest.approx(2 * 2 * 83 / 4, rel=0.1), "what is drawn for each that ended"
+    for _ in range(20):
+        site.second(4, 256, 1000, 8)
+    assert site.asked.expected > 200
+
+
+def test_a_row_is_taken_for_two_prompt_tokens_until_steps_tell() -> None:
+    site = LoadSite()
+    for _ in range(10):
+        site.second(2, 512, 100, 1)
+    base, row = site.watch.load.costs.line
+    assert row == pytest.approx(2 * 0.0005, rel=0.1) and base + row == pytest.approx(0.011, rel=0.01)
+
+
 def test_a_long_prompt_is_no_step_that_decodes() -> None:
     """A mixed worker computes a prompt's chunks for seconds before its first token says so."""
     site = LoadSite()
     for rows in (2, 4, 8, 4) * 5:
         site.second(0, 1, 1, rows)
-    base, row = site.watch.load.costs.decode.line
+    base, row = site.watch.load.costs.line
     worker = site.registry.workers["decode:0"]
     worker.uncomputed = 4096
     for _ in range(5):
@@ -174,4 +194,4 @@ def test_a_long_prompt_is_no_step_that_decodes() -> None:
         site.counters["decode:0"]["step_microseconds"] += 1_000_000
         site.counters["decode:0"]["engine_tokens"] += 24
         site.watch.tick()
-    assert site.watch.load.costs.decode.line == pytest.approx((base, row))
+    assert site.watch.load.costs.line == pytest.approx((base, row))

@@ -33,7 +33,7 @@ def test_no_heartbeat_makes_costs_absurd(beats: list[tuple[int, float, int, int]
     costs = FittedCosts()
     for beat in beats:
         costs.add(*beat)
-    base, row = costs.decode.line
+    base, row = costs.line
     assert base >= -1e-9 and row >= 0.0 and costs.step(1) <= costs.step(64)
     token = costs.prompt_token(256)
     assert token is None or token > 0.0
