@@ -162,7 +162,7 @@ def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
     "stages",
     multiple=True,
     metavar="STAGE=COUNT",
-    help="How many workers a stage of a model of several shall have, like code2wav=2 or talker.decode=1.",
+    help="How many workers a stage, or a further model, shall have, like code2wav=2 or talker.decode=1.",
 )
 @DRAIN
 @FORCE

@@ -22,9 +22,9 @@ def own_name(model: str) -> str:
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(model).name) or model
 
 
-def stem(options: LaunchOptions, role: str) -> str:
+def further_stem(name: str, role: str) -> str:
     """Return the name, without a number, of the workers of a further model: it is a part of the names of files."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', served_name(options))}-{role}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{role}"
 
 
 def check_models(models: Sequence[LaunchOptions], graph: StagedModel | None) -> None:
@@ -42,7 +42,7 @@ def check_models(models: Sequence[LaunchOptions], graph: StagedModel | None) -> 
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise OptionError(f"Two models are called {twice}: give them names in a file, with --models.")
-    workers = [stem(one, "mixed") for one in models[1:]]
+    workers = [further_stem(served_name(one), "mixed") for one in models[1:]]
     if len(set(workers)) < len(workers):
         raise OptionError(f"Workers are named after models, and two of {', '.join(names)} are too much alike.")
     for flag, is_given in (("--http", options.http), ("--nnodes", options.nnodes > 1), ("--place", options.place)):

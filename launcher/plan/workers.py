@@ -20,7 +20,7 @@ from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFIL
 from pontil.launcher.plan.addresses import is_own, url_host
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.plan.graph_choice import first_stage, stage_model
-from pontil.launcher.plan.models import own_name, served_name, stem
+from pontil.launcher.plan.models import further_stem, own_name, served_name
 from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
@@ -149,7 +149,9 @@ def further_lists(
         roles = [role for role in roles_of(options) if role not in TEXT_ROLES]
         items = [item for workers in lists for item in workers.items]
         own = role_lists(options, roles if other_phase is None else PHASES, machine, items)
-        lists += [replace(workers, name=stem(options, workers.role), model=options) for workers in own]
+        lists += [
+            replace(workers, name=further_stem(served_name(options), workers.role), model=options) for workers in own
+        ]
     return lists[len(before) :]
 
 

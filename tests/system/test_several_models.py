@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import obeyed
 from served import Served, launched, wait_for
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
@@ -63,6 +64,10 @@ def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) ->
             lambda: served.request("GET", "/v1/models/other").json()["max_model_len"], 60, "the other one's return"
         )
         assert ids_of(ask(served, "other")) == alone["other"]
+        obeyed(served.port, "scale", "--node", "other=2")
+        served.kill("other-mixed:0")
+        assert ids_of(ask(served, "other")) == alone["other"], "another worker of the same model"
+        assert ids_of(ask(served, "model")) == alone["model"]
     with launched(tmp_path, "--models", str(tables), "--model-memory", "300MiB", *OPTIONS) as served:
         assert states(served) == {"model": "awake", "other": "asleep"}
         with ThreadPoolExecutor(1) as beside:

@@ -28,13 +28,15 @@ SINGLE_MINDED = {
 @dataclass(frozen=True, slots=True)
 class LaunchSnapshot:
     """The state of a launch from which a change is planned. `shares`: devices may be shared. Where `proxies` run here
-    too, these are all of their workers."""
+    too, these are all of their workers. `model_memory`: the bytes that several models may take at once, if that is
+    limited."""
 
     workers: Sequence[tuple[ChildPlan, WorkerSnapshot]]
     machine: HostDevices
     limits: RolloutLimits
     shares: bool = False
     proxies: Sequence[str] = ()
+    model_memory: int | None = None
 
     @property
     def places(self) -> dict[str, WorkerSnapshot]:
@@ -163,6 +165,11 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
         for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
             coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
+    if coming and snapshot.model_memory is not None:
+        raise LaunchError(
+            "With --model-memory each model keeps the workers that it was launched with, by which its memory is "
+            "counted: launch with another table of models (--models), or without --model-memory."
+        )
     removals = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
     return removals + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
 

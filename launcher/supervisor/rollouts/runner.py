@@ -156,7 +156,8 @@ class RolloutRunner:
     def snapshot(self, machine: HostDevices) -> LaunchSnapshot:
         context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
         proxies = [child.name for child in self.proxies]
-        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies)
+        memory = context.topology.model_memory
+        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies, memory)
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""

@@ -11,6 +11,7 @@ from pontil.launcher.host.devices import CPU, HostDevices, Placement, even_runs
 from pontil.launcher.options.stage_list import PHASES, stem
 from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES, NODE, TEXT_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
+from pontil.launcher.plan.models import further_stem
 from pontil.runtime.foundation.number_ranges import spell
 
 
@@ -29,22 +30,33 @@ class WorkerKind:
 
 
 def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
-    """Return the workers that are meant by a role, by a stage of a model of several, or by a stage and one of its
-    phases (`talker.decode`). Raises OptionError."""
+    """Return the workers that are meant by a role, by a stage of a model of several or a further model, or by one and
+    one of its phases (`talker.decode`). Raises OptionError."""
     first = next((plan.group for plan in workers if plan.name.partition(":")[0] in GENERATING_ROLES), "")
     if name in LISTED_ROLES:
         return WorkerKind(str(name), str(name) if name in TEXT_ROLES else first, str(name), f"--{name}")
-    stage, _, phase = str(name).partition(".")
-    roles = {plan.role for plan in workers if plan.group == stage and stage and stage not in TEXT_ROLES}
+    groups = {plan.group for plan in workers} - {"", *TEXT_ROLES}
+    # Names of models may have dots in them.
+    stage, _, phase = (str(name), "", "") if name in groups else str(name).rpartition(".")
+    alike = [plan for plan in workers if plan.group == stage and stage in groups]
+    roles = {plan.role for plan in alike}
     if not roles:
-        stages = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
-        stage_hint = f", or a stage of the model: {', '.join(stages)}" if stages else ""
-        raise OptionError(f"A worker's role is one of {', '.join(LISTED_ROLES)}, not {name!r}{stage_hint}.")
+        raise OptionError(f"A worker's role is one of {', '.join(LISTED_ROLES)}, not {name!r}{named_hint(workers)}.")
     if phase and (roles == {NODE} or phase not in PHASES):
         has = "no prefill and decode" if roles == {NODE} else f"the walks {' and '.join(PHASES)}"
         raise OptionError(f"The stage {stage} has {has}: there are no workers {name!r}.")
     role = NODE if roles == {NODE} else phase or "mixed"
+    if alike[0].further_model is not None:
+        return WorkerKind(role, stage, further_stem(stage, role), f"--model {stage}")
     return WorkerKind(role, stage, role if stage == first else stem(stage, role), f"--place {name}")
+
+
+def named_hint(workers: Sequence[ChildPlan]) -> str:
+    """Return what else than a role may be named: the stages of a model of several, or further models."""
+    stages = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
+    models = dict.fromkeys(plan.further_model for plan in workers if plan.further_model)
+    hints = (("a stage of the model", stages), ("a further model", models))
+    return "".join(f", or {what}: {', '.join(names)}" for what, names in hints if names)
 
 
 def another(

@@ -120,6 +120,13 @@ def test_each_model_keeps_a_worker() -> None:
     assert steps({"command": "drain", "names": ["decode:0"]}, three) == [(RolloutGoal.DRAINED, "decode:0")]
 
 
+def test_workers_are_not_added_where_the_memory_of_models_is_counted() -> None:
+    limited = replace(snapshot("prefill:0", "decode:0", "decode:1"), model_memory=1 << 30)
+    with pytest.raises(LaunchError, match="With --model-memory each model keeps the workers"):
+        planned({"command": "scale", "counts": {"decode": 3}}, limited)
+    assert steps({"command": "scale", "counts": {"decode": 1}}, limited) == [(RolloutGoal.GONE, "decode:1")]
+
+
 def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:
     plans = [
         ChildPlan(name, role, "cpu", (number,), {"peer_endpoint": "ipc:///run/x", "node": node})

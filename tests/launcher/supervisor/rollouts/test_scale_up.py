@@ -127,6 +127,30 @@ def test_a_stage_that_is_not_here_has_no_workers() -> None:
         another("embed", STAGES, EIGHT, share=False)
 
 
+MODELS = [
+    worker("mixed:0", (0,)),
+    worker("coder-1.5b-mixed:0", (1,), role="mixed", further_model="coder-1.5b", model="/coder"),
+    worker("a-b-prefill:0", (2,), role="prefill", further_model="a/b", model="/ab"),
+    worker("a-b-decode:0", (3,), role="decode", further_model="a/b", model="/ab"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "role", "model"),
+    [
+        ("mixed", "mixed:1", "mixed", "/m"), ("coder-1.5b", "coder-1.5b-mixed:1", "mixed", "/coder"),
+        ("a/b.decode", "a-b-decode:1", "decode", "/ab"),
+        ("coder-1.5b.decode", "coder-1.5b-decode:0", "decode", "/coder"),
+    ],
+)  # fmt: skip
+def test_a_further_model_is_scaled_by_its_name(wanted: str, name: str, role: str, model: str) -> None:
+    made = another(wanted, MODELS, EIGHT, share=False)
+    assert (made.name, made.role, made.config["model"], made.cores) == (name, role, model, (4,))
+    assert made.group == wanted.removesuffix(".decode") * (wanted != "mixed")
+    with pytest.raises(OptionError, match="not 'lips', or a further model: coder-1.5b, a/b"):
+        another("lips", MODELS, EIGHT, share=False)
+
+
 def group(name: str, *ranks: tuple[str, tuple[int, ...]]) -> ChildPlan:
     shared = worker(name).config
     places = [Placement(device, cores) for device, cores in ranks]
