@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 19
+ABI = 20
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -25,7 +25,7 @@ class MatrixFields(ctypes.Structure):
     _fields_ = [
         *((name, address) for name in ("data", "scales", "units", "bias", "table", "adapters")),
         *((name, integer) for name in ("kind", "outputs", "inputs", "words", "scale_words", "partial")),
-        *((name, integer) for name in ("first_panel", "unused")),
+        *((name, integer) for name in ("first_panel", "odd")),
     ]
 
 
