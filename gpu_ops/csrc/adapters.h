@@ -21,15 +21,15 @@ class Finished {
             for (end = row + 1; end < rows && end < row + ADAPTED_ROWS && chosen[end] == chosen[row];) end++;
             if (!adapter) continue;
             parts.push_back({&adapter->shrink, row, end - row});
-            stride = std::max(stride, size_t(padded(adapter->shrink.outputs, GROUP)));
+            stride = std::max(stride, size_t(padded(adapter->shrink.outputs, LANES)));
         }
         if (parts.empty()) {
             this->chosen = nullptr;
             return;
         }
         shrunk.resize(rows * stride);
-        multiply<T>(context, parts.data(), int(parts.size()), x, rows, [&](int, int row, int output, float* sums) {
-            for (int i = 0; i < GROUP; i += LANES)
+        multiply<T>(context, parts.data(), int(parts.size()), x, rows, [&](int part, int row, int output, float* sums) {
+            for (int i = 0; i < GROUP && output + i < parts[part].matrix->outputs; i += LANES)
                 T::store_active(shrunk.data() + row * stride + output + i, load(sums + i));
         });
     }
@@ -44,6 +44,9 @@ class Finished {
         const auto* weights = static_cast<const uint32_t*>(adapter->expand) + size_t(own) * words * LANES;
         const typename T::Active* from = shrunk.data() + row * stride;
         const typename T::Active *x = from + parts[0] * rank, *y = from + parts[1] * rank;
+        // The first row of an adapter's has the next group's panels read ahead, which lie behind these.
+        if (!row || chosen[row - 1] != chosen[row])
+            for (int word = 2 * words; word < 4 * words; word++) __builtin_prefetch(weights + word * LANES, 0, 3);
         Floats first{}, second{};
         for (int word = 0; word < words; word++, weights += LANES) {
             const Words here = load_words(weights), there = load_words(weights + size_t(words) * LANES);

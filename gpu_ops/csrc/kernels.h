@@ -25,7 +25,8 @@ enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 
 // A weight [outputs, inputs], packed into groups of 32 outputs: [group][word][panel of 2][16 outputs] words of 32 bits.
 // A word holds the inputs of one output that are multiplied together: one float32, or two bfloat16, the earlier one in
-// the low half. Outputs are padded to whole groups and `words` to a multiple of 16, with zeros.
+// the low half. Outputs are padded to whole groups and `words` to a multiple of 16, with zeros. Only where a matrix of
+// floats says `odd`, the last group has one panel: [word][16 outputs].
 //
 // For levels, a word holds 4 or 8 inputs: see quantized.h. `scales` [group][words / scale_words][panel of 2][16] has a
 // scale in the low half and an offset in the high half, both whole numbers of 16 bits, for the inputs of so many words
@@ -45,7 +46,7 @@ struct Matrix {
     const float* bias;       // [outputs padded], or null
     const int8_t* table;     // [16], or null
     const struct Adapters* adapters;
-    int32_t kind, outputs, inputs, words, scale_words, partial, first_panel, unused;
+    int32_t kind, outputs, inputs, words, scale_words, partial, first_panel, odd;
 };
 
 // One adapter of a matrix. `shrink` [parts * rank, inputs] has numbers of the type of the matrix's activations and as

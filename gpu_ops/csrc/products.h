@@ -36,8 +36,14 @@ static void multiply_block_part(const Part& part, int first, int end, const Inte
     }
 }
 
+// What lies behind a matrix of so few outputs is not what is multiplied next.
+enum { FEW_OUTPUTS = 256 };
+
+// Multiplies a part's rows with the groups [first, end) of outputs of its matrix, which has floats. `behind` is
+// multiplied then; null: what lies behind the last group.
 template <class T>
-static void multiply_part(Context& context, const Part& part, int first, int end, const uint32_t* x, Finish finish) {
+static void multiply_part(Context& context, const Part& part, int first, int end, const uint32_t* x, Finish finish,
+                          const uint32_t* behind) {
 #if defined(PONTIL_TILES)
     TileScope scope;
     (void)scope;
@@ -50,14 +56,16 @@ static void multiply_part(Context& context, const Part& part, int first, int end
         const uint32_t* some = x + start * stride;
         finish.first = start;
         for (int group = first; group < end; group++) {
+            const uint32_t *weights = matrix.data + group * size, *next = weights + size;
+            if (group + 1 == end && (behind || matrix.outputs <= FEW_OUTPUTS)) next = behind;
 #if defined(PONTIL_TILES)
             if constexpr (std::is_same_v<T, BFloat16>) {
-                multiply_tiles(matrix, group, some, count, finish);
+                multiply_tiles(matrix, group, next, some, count, finish);
                 continue;
             }
 #endif
-            const uint32_t* weights = matrix.data + group * size;
-            multiply_rows<T>(weights, weights + size, matrix.words, some, count, group * GROUP, finish);
+            const auto multiply = is_odd(matrix, group) ? multiply_rows<T, 1> : multiply_rows<T, 2>;
+            multiply(weights, next ? next : weights, matrix.words, some, count, group * GROUP, finish);
         }
     }
 }
@@ -122,7 +130,8 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
                     multiply_block_part<Sixes>(parts[i], from, to, integers, scratch, here);
                 if (matrix.kind >= NIBBLES) continue;
             }
-            multiply_part<T>(context, parts[i], from, to, x, here);
+            const uint32_t* behind = end > before + own ? parts[i + 1].matrix->data : nullptr;
+            multiply_part<T>(context, parts[i], from, to, x, here, behind);
         }
     });
 }

@@ -5,7 +5,7 @@
 #pragma once
 #include "linear.h"
 
-enum { TILE = 16, FEW_OUTPUTS = 256 };
+enum { TILE = 16 };
 
 #if defined(PONTIL_EMULATED_TILES)
 // The same in plain C++, so that all code except the instructions themselves is tested on any machine.
@@ -85,40 +85,43 @@ INLINE void zero_sums() {
 }
 
 // sums [2 * TILE][GROUP] of up to 2 * TILE rows with one group of weights; both: there are more than TILE rows. For
-// each chunk of 16 words that is read, one of the next group is prefetched, up to `lines` cache lines.
-INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weights, bool both, const uint32_t* ahead,
-                         int lines, float* sums) {
-    const size_t row_bytes = words * 4, weight_bytes = GROUP * 4;
+// each chunk of 16 words that is read, one of the next group is prefetched, up to `lines` cache lines. An `odd` group
+// has one panel, whose sums are in the first half of each GROUP.
+INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weights, bool both, bool odd,
+                         const uint32_t* ahead, int lines, float* sums) {
+    const size_t row_bytes = words * 4, sum_bytes = GROUP * 4, width = odd ? LANES : GROUP, weight_bytes = width * 4;
     zero_sums();
     for (size_t word = 0; word < words; word += TILE) {
         for (int line = 0; line < lines; line++)
             __builtin_prefetch(ahead + (word / TILE * lines + line) * (64 / sizeof *ahead), 0, 2);
-        load_tile(6, weights + word * GROUP, weight_bytes);
-        load_tile(7, weights + word * GROUP + LANES, weight_bytes);
+        load_tile(6, weights + word * width, weight_bytes);
+        if (!odd) load_tile(7, weights + word * width + LANES, weight_bytes);
         load_tile(4, x + word, row_bytes);
         dot_tiles(0, 4, 6);
-        dot_tiles(1, 4, 7);
+        if (!odd) dot_tiles(1, 4, 7);
         if (!both) continue;
         load_tile(5, x + TILE * words + word, row_bytes);
         dot_tiles(2, 5, 6);
-        dot_tiles(3, 5, 7);
+        if (!odd) dot_tiles(3, 5, 7);
     }
-    store_tile(0, sums, weight_bytes);
-    store_tile(1, sums + LANES, weight_bytes);
+    store_tile(0, sums, sum_bytes);
+    store_tile(1, sums + LANES, sum_bytes);
     if (!both) return;
-    store_tile(2, sums + TILE * GROUP, weight_bytes);
-    store_tile(3, sums + TILE * GROUP + LANES, weight_bytes);
+    store_tile(2, sums + TILE * GROUP, sum_bytes);
+    store_tile(3, sums + TILE * GROUP + LANES, sum_bytes);
 }
 
-static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, int rows, const Finish& finish) {
-    const size_t words = matrix.words, size = words * GROUP;
-    const uint32_t* weights = matrix.data + group * size;
+// Multiplies rows with a group of weights, and prefetches `next`, unless it is null.
+static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* next, const uint32_t* x, int rows,
+                           const Finish& finish) {
+    const size_t words = matrix.words;
+    const uint32_t* weights = matrix.data + group * words * GROUP;
+    const bool odd = is_odd(matrix, group);
     alignas(64) float sums[2 * TILE * GROUP];
-    // Behind the last group of a large matrix lies what is multiplied next; behind an adapter, another product.
-    const bool is_alone = matrix.outputs <= FEW_OUTPUTS && (group + 1) * GROUP >= matrix.outputs;
     for (int row = 0; row < rows; row += 2 * TILE) {
-        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE, lines = row || is_alone ? 0 : 2 * TILE;
-        tile_product(x + row * words, words, weights, count > TILE, weights + size, lines, sums);
+        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE;
+        const int lines = row || !next ? 0 : odd ? TILE : 2 * TILE;
+        tile_product(x + row * words, words, weights, count > TILE, odd, next, lines, sums);
         for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
     }
 }

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.arena import Arena
-from pontil.gpu_ops.kernels.weights.matrix import GROUP, PANEL, Matrix, in_panels, pack, padded
-from pontil.gpu_ops.kernels.weights.structures import FLOAT32, AdapterFields, AdaptersFields
+from pontil.gpu_ops.kernels.weights.matrix import GROUP, PANEL, Matrix, in_panels, padded
+from pontil.gpu_ops.kernels.weights.structures import FLOAT32, KINDS, AdapterFields, AdaptersFields
 from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter
 
 
@@ -52,8 +52,7 @@ class MatrixAdapters:
         # Words of the kernels' numbers: the activations are those of the matrix.
         whole = self.matrix.words * per_word(dtype)
         shrink = torch.nn.functional.pad(shrink, (0, whole - shrink.shape[1]))
-        packed = pack(shrink.to(dtype), None, arena)
-        assert packed.words == self.matrix.words
+        packed = packed_alone(shrink.to(dtype), arena)
         panels = arena.copy(in_layout(expand if self.order is None else expand[self.order], dtype))
         made = AdapterFields(packed.fields, panels.data_ptr(), rank, 0), packed, panels
         nbytes = packed.data.nbytes + panels.nbytes
@@ -81,6 +80,19 @@ class MatrixAdapters:
 def per_word(dtype: torch.dtype) -> int:
     """The numbers in a word of 32 bits."""
     return 4 // dtype.itemsize
+
+
+def packed_alone(weight: Tensor, arena: Arena) -> Matrix:
+    """Pack a weight [outputs, inputs], padded to the words of its kernels. It is odd where that takes less memory: with
+    so few outputs, half a group of padding may be half of what is read."""
+    words = weight.contiguous().view(torch.int32)
+    whole = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % PANEL))
+    pairs, last = whole.split([len(whole) - len(whole) % GROUP, len(whole) % GROUP])
+    in_groups = pairs.view(-1, 2, PANEL, words.shape[1]).permute(0, 3, 1, 2)
+    data = arena.copy(torch.cat([in_groups.flatten(), last.T.flatten()]))
+    outputs, inputs = weight.shape
+    odd = len(last) > 0
+    return Matrix(KINDS[weight.dtype], outputs, inputs, words.shape[1], 0, data, None, None, None, odd=odd)
 
 
 def in_layout(expand: Tensor, dtype: torch.dtype) -> Tensor:

@@ -32,8 +32,8 @@ ARENA = Arena()
 class Matrix:
     """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed. `words` of an output
     hold its inputs, and so many of these share a scale as `scale_words` says. Levels may be places in a `table`, int8
-    [16]. A `partial` one has some of the inputs, and its results are parts of sums over ranks. Its `adapters` may
-    change between two calls."""
+    [16]. A `partial` one has some of the inputs, and its results are parts of sums over ranks. An `odd` one's last
+    16 outputs are a panel alone, not half of a group. Its `adapters` may change between two calls."""
 
     kind: int
     outputs: int
@@ -46,6 +46,7 @@ class Matrix:
     bias: Tensor | None
     table: Tensor | None = None
     partial: bool = False
+    odd: bool = False
     adapters: AdaptersFields | None = None
 
     @property
@@ -64,7 +65,7 @@ class Matrix:
         )
         sizes = (self.kind, self.outputs - first, self.inputs, self.words, self.scale_words)
         adapters = None if self.adapters is None else ctypes.addressof(self.adapters)
-        return MatrixFields(*pointers, adapters, *sizes, self.partial, first // PANEL)
+        return MatrixFields(*pointers, adapters, *sizes, self.partial, first // PANEL, self.odd)
 
 
 def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:

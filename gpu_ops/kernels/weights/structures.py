@@ -25,7 +25,7 @@ class MatrixFields(ctypes.Structure):
     _fields_ = [
         *((name, address) for name in ("data", "scales", "units", "bias", "table", "adapters")),
         *((name, integer) for name in ("kind", "outputs", "inputs", "words", "scale_words", "partial")),
-        *((name, integer) for name in ("first_panel", "unused")),
+        *((name, integer) for name in ("first_panel", "odd")),
     ]
 
 

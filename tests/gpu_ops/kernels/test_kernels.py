@@ -14,9 +14,6 @@ from torch import Tensor
 
 from pontil.gpu_ops.draws.sampling import greedy
 from pontil.gpu_ops.kernels.check import fault
-from pontil.gpu_ops.kernels.compile.build import build
-from pontil.gpu_ops.kernels.compile.instruction_sets import InstructionSet, usable_sets
-from pontil.gpu_ops.kernels.kernel_set import load
 from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, MlpHalf, Norms, Rotation, can_compute
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
@@ -35,16 +32,9 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 LAYERS = 2
 
 
-@pytest.fixture(scope="module", params=[*kernels.NAMES, "emulated tiles"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    if request.param in kernels.NAMES:
-        return kernels.opened(request.param)
-    # The emulated matrix unit, on machines that have none.
-    fastest = next(one for one in usable_sets() if "-DPONTIL_TILES" not in one.flags)
-    flags = (*fastest.flags, "-DPONTIL_TILES", "-DPONTIL_EMULATED_TILES", "-O1")
-    kernels.opened(fastest.name).close()
-    path = build(InstructionSet("emulated", frozenset(), flags), kernels.CACHE / "kernels", lambda text: None)
-    return load(path, "emulated", 1)
+@pytest.fixture(scope="module")
+def library(any_kernels: KernelLibrary) -> KernelLibrary:
+    return any_kernels
 
 
 @dataclass(frozen=True)
