@@ -3,9 +3,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.fields.picture import Picture, encoded_picture, linked_picture
+from pontil.http.fields.recording import MixedContent
 from pontil.http.openai.chat.kept_beginning import KeptBeginning
 from pontil.http.openai.chat.prompt import Message
 from pontil.http.schema.message_schema import MAX_MESSAGES
@@ -22,6 +25,8 @@ BETWEEN = "\n\n"
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 # Members of blocks that answers have, and that clients send back.
 MADE_HERE = ("citations", "caller")
+IMAGE = "image"
+GIVE = 'give {"type": "base64", "media_type": "image/png", "data": …}'
 CONTROL, EPHEMERAL = "cache_control", "ephemeral"
 # Anthropic's times of a cached prefix, in seconds.
 TTLS = {"5m": 300, "1h": 3600}
@@ -31,6 +36,22 @@ def read_text_block(block: Fields) -> str:
     text = block.required_text("text")
     finish_block(block)
     return text
+
+
+def read_image_block(block: Fields) -> Picture:
+    source = block.required_object("source", f"is missing: {GIVE}")
+    kind = source.text("type")
+    if kind == "base64":
+        # The bytes themselves say what they are.
+        source.text("media_type")
+        picture = encoded_picture(source, "data", source.required_text("data"))
+    elif kind == "url":
+        picture = linked_picture(source, "url", GIVE)
+    else:
+        raise source.unfit("type", kind, f'"base64": {GIVE}', UNSUPPORTED)
+    source.ignore_rest()
+    finish_block(block)
+    return picture
 
 
 def finish_block(block: Fields) -> None:
@@ -68,18 +89,37 @@ def read_blocks(fields: Fields, name: str) -> list[Fields]:
     return fields.objects(name, MAX_BLOCKS)
 
 
-TextReaders = Mapping[str, Callable[[Fields], str]]
-TEXT_ONLY: dict[str, Callable[[Fields], str]] = {"text": read_text_block}
+Part = str | Picture
+PartReaders = Mapping[str, Callable[[Fields], Part]]
+TEXT_ONLY: dict[str, Callable[[Fields], Part]] = {"text": read_text_block}
 
 
-def read_text(fields: Fields, name: str, readers: TextReaders = TEXT_ONLY) -> str:
-    """Return a text, or the texts of blocks of the kinds that are read."""
+def read_content(fields: Fields, name: str, readers: PartReaders) -> str | MixedContent:
+    """Return a text, or what blocks of the kinds that are read hold."""
     value = fields.take(name)
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise fields.typed(name, value, "a string or a list of text blocks")
-    return BETWEEN.join([read_of_kind(block, readers) for block in read_blocks(fields, name)])
+    return paragraphs([read_of_kind(block, readers) for block in read_blocks(fields, name)])
+
+
+def read_text(fields: Fields, name: str) -> str:
+    text = read_content(fields, name, TEXT_ONLY)
+    assert isinstance(text, str), "other blocks were refused"
+    return text
+
+
+def paragraphs(parts: Sequence[Part]) -> str | MixedContent:
+    """Return the paragraphs of one text, or texts with the images between them."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return BETWEEN.join(texts)
+    runs: list[Part] = []
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        found = list(run)
+        runs += [BETWEEN.join(map(str, found))] if is_text else found
+    return MixedContent(tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +140,7 @@ def read_system(fields: Fields, name: str) -> SystemText:
     return SystemText(text, tuple(marks))
 
 
-def read_of_kind(block: Fields, readers: TextReaders) -> str:
+def read_of_kind(block: Fields, readers: PartReaders) -> Part:
     kind = block.text("type")
     reader = readers.get(kind or "")
     if reader is None:
@@ -109,7 +149,7 @@ def read_of_kind(block: Fields, readers: TextReaders) -> str:
 
 
 def unknown(block: Fields, kind: str | None, known: Sequence[str]) -> Exception:
-    says = f"is {kind!r:.100}, and this model reads text only: give blocks of the types {', '.join(known)}"
+    says = f"is {kind!r:.100}, which is not read here: give blocks of the types {', '.join(known)}"
     return block.wrong("type", says, UNSUPPORTED)
 
 
@@ -117,7 +157,7 @@ def unknown(block: Fields, kind: str | None, known: Sequence[str]) -> Exception:
 class TurnBlocks:
     """The blocks of one message. An assistant's calls follow its text, and its reasoning precedes it."""
 
-    texts: list[str] = field(default_factory=list)
+    texts: list[Part] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)
@@ -135,7 +175,7 @@ class TurnBlocks:
         if self.thoughts:
             message["reasoning_content"] = BETWEEN.join(self.thoughts)
         if self.texts or not self.calls:
-            message["content"] = BETWEEN.join(self.texts)
+            message["content"] = paragraphs(self.texts)
         return message | ({"tool_calls": self.calls} if self.calls else {})
 
 
@@ -148,14 +188,15 @@ class Conversation:
 
     def __init__(self, seal: ThinkingSeal, read_reference: Callable[[Fields], str]) -> None:
         self.seal = seal
-        self.in_results: TextReaders = TEXT_ONLY | {"tool_reference": read_reference}
+        self.in_results: PartReaders = TEXT_ONLY | {"tool_reference": read_reference, IMAGE: read_image_block}
         self.messages: list[Message] = []
         self.call_ids: set[str] = set()
-        # The texts of the user's turn that is open: consecutive turns are one.
-        self.open: list[str] = []
+        # The texts and images of the user's turn that is open: consecutive turns are one.
+        self.open: list[Part] = []
         self.marks: list[KeptBeginning] = []
         self.user: BlockReaders = {
             "text": self.add_text,
+            IMAGE: self.add_image,
             "tool_result": self.add_result,
         }
         self.assistant: BlockReaders = {
@@ -189,7 +230,7 @@ class Conversation:
         else:
             self.close()
             for seconds, _, texts, calls in turn.marks:
-                length = len(BETWEEN.join(turn.texts[:texts]))
+                length = len(paragraphs(turn.texts[:texts]))
                 at = len(self.messages)
                 self.marks.append(KeptBeginning(seconds, at + 1) if calls else KeptBeginning(seconds, at, length))
             self.messages.append(turn.assistant)
@@ -199,7 +240,7 @@ class Conversation:
         first_result = len(self.messages) - len(turn.results)
         for seconds, results, texts, _ in turn.marks:
             if texts:
-                length = len(BETWEEN.join([*self.open, *turn.texts[:texts]]))
+                length = len(paragraphs([*self.open, *turn.texts[:texts]]))
                 self.marks.append(KeptBeginning(seconds, len(self.messages), length))
             else:
                 self.marks.append(KeptBeginning(seconds, first_result + results))
@@ -216,7 +257,7 @@ class Conversation:
     def close(self) -> None:
         """End the user's turn."""
         if self.open:
-            self.messages.append({"role": "user", "content": BETWEEN.join(self.open)})
+            self.messages.append({"role": "user", "content": paragraphs(self.open)})
             self.open = []
 
     def turn(self, fields: Fields, readers: BlockReaders) -> TurnBlocks:
@@ -236,6 +277,10 @@ class Conversation:
 
     def add_text(self, block: Fields, turn: TurnBlocks) -> None:
         turn.texts.append(read_text_block(block))
+        turn.mark(block)
+
+    def add_image(self, block: Fields, turn: TurnBlocks) -> None:
+        turn.texts.append(read_image_block(block))
         turn.mark(block)
 
     def add_thought(self, block: Fields, turn: TurnBlocks) -> None:
@@ -265,11 +310,12 @@ class Conversation:
         identity = block.required_text("tool_use_id")
         if identity not in self.call_ids:
             raise block.wrong("tool_use_id", f"is {identity!r:.100}, which no tool_use block before it has")
-        text = read_text(block, "content", self.in_results)
+        content = read_content(block, "content", self.in_results)
         if block.boolean("is_error", False):
-            text = f"Error: {text}"
+            failed = "Error: "
+            content = failed + content if isinstance(content, str) else MixedContent((failed, *content.parts))
         finish_block(block)
-        turn.results.append({"role": "tool", "tool_call_id": identity, "content": text})
+        turn.results.append({"role": "tool", "tool_call_id": identity, "content": content})
         turn.mark(block)
 
 
@@ -287,8 +333,21 @@ TEXT: Schema = {"type": "string"}
 TEXT_BLOCK = opened(["type", "text"], type={"const": "text"}, text=TEXT)
 TEXT_BLOCKS: Schema = {"type": "array", "items": TEXT_BLOCK, "maxItems": MAX_BLOCKS}
 TEXTS: Schema = {"title": "a text, or text blocks", "anyOf": [TEXT, TEXT_BLOCKS]}
+IMAGE_SOURCE: Schema = {
+    "anyOf": [
+        opened(
+            ["type", "data"],
+            type={"const": "base64"},
+            media_type={"type": ["string", "null"]},
+            data={"type": "string", "contentEncoding": "base64"},
+        ),
+        opened(["type", "url"], type={"const": "url"}, url={"type": "string", "pattern": "^data:"}),
+    ]
+}
+IMAGE_BLOCK = opened(["type", "source"], type={"const": IMAGE}, source=IMAGE_SOURCE)
 REFERENCE = opened(["type", "tool_name"], type={"const": "tool_reference"}, tool_name=TEXT)
-RESULT_BLOCKS: Schema = {"type": "array", "items": {"anyOf": [TEXT_BLOCK, REFERENCE]}, "maxItems": MAX_BLOCKS}
+IN_RESULTS: list[Schema] = [TEXT_BLOCK, IMAGE_BLOCK, REFERENCE]
+RESULT_BLOCKS: Schema = {"type": "array", "items": {"anyOf": IN_RESULTS}, "maxItems": MAX_BLOCKS}
 RESULT_BLOCK = opened(
     ["type", "tool_use_id"],
     type={"const": "tool_result"},
@@ -314,7 +373,7 @@ TURNS: Schema = {
     "type": "array",
     "items": {
         "anyOf": [
-            turn_schema("user", [TEXT_BLOCK, RESULT_BLOCK]),
+            turn_schema("user", [TEXT_BLOCK, IMAGE_BLOCK, RESULT_BLOCK]),
             turn_schema("assistant", ASSISTANT_BLOCKS),
             turn_schema("system", [TEXT_BLOCK]),
         ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.anthropic.content_blocks import (
+    CONTROL,
     TEXTS,
     TTLS,
     TURNS,
@@ -145,6 +146,11 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
         }
     )
     prompt = chat_prompt(fields, chat_values, {"reasoning_effort": EFFORT})
+    kept = longest_kept(kept_beginnings(system, offered, conversation, values["cache_control"]))
+    if kept is not None and prompt.media:
+        # A prompt that several stages compute is not leased.
+        fields.ignored.note(CONTROL)
+        kept = None
     shown = tuple(tool for tool in prompt.tools.shown if tool["function"]["name"] not in offered.deferred)
     chat = ChatRequest(
         model=values["model"],
@@ -154,7 +160,7 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
         handling=prompt_fields(fields, chat_values),
         include_reasoning=thinking.wanted,
         kv_transfer=values["kv_transfer_params"],
-        kept=longest_kept(kept_beginnings(system, offered, conversation, values["cache_control"])),
+        kept=kept,
     )
     return MessagesRequest(chat, values["max_tokens"], thinking.wanted)
 

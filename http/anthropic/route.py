@@ -29,7 +29,7 @@ class MessagesRoutes:
         messages_request = await self.generation.read(request, partial(read_messages_request, seal=self.seal))
         generation = self.generation.chosen(request)
         chat = self.chat(messages_request, generation)
-        ready = await generation.ready_chat(request, chat, messages_request.max_tokens)
+        ready = await generation.ready_chat(request, chat, messages_request.max_tokens, other_form=True)
         shape = MessagesShape(
             generation.heading(request, PREFIX, ready),
             partial(generation.answer_reader, ready),
@@ -46,10 +46,12 @@ class MessagesRoutes:
         generation = self.generation.chosen(request)
         chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
+        generation.sounds.check(chat, request)
+        chat = await generation.sounds.heard(chat, ticket)
         snapshot = await generation.preparation.snapshot(ticket)
         limit = TextLimit(snapshot.known_context, whole=False)
         prompt = await generation.prompts.chat(chat.prompt, limit)
-        return json_response({"input_tokens": len(prompt.ids)})
+        return json_response({"input_tokens": len(chat.expanded(prompt.ids))})
 
     def chat(self, messages_request: MessagesRequest, generation: GenerationRoutes) -> ChatRequest:
         """Return the chat that is answered by a model that is here, which reasons if that is asked for."""

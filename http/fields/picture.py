@@ -28,23 +28,34 @@ class Picture:
 def read_picture(fields: Fields) -> Picture:
     """Read a content part of the type image_url."""
     image = fields.required_object(IMAGE_URL, f"is missing: {GIVE}")
-    url = image.required_text("url")
-    place = f"{image.path}url"
+    picture = linked_picture(image, "url", GIVE)
+    image.neutral({"detail": ("auto",)})
+    fields.ignore_rest()
+    return picture
+
+
+def linked_picture(fields: Fields, name: str, give: str) -> Picture:
+    """Read an image from the data URL of this name. Errors say what to `give`."""
+    url = fields.required_text(name)
     head = DATA_URL.match(url)
     if head is None:
         if re.match(r"https?:", url, re.IGNORECASE):
             says = (
                 "is an address on the network, and this server fetches nothing for its clients: a request could name "
-                f"hosts that only the server reaches; {GIVE}"
+                f"hosts that only the server reaches; {give}"
             )
-            raise image.wrong("url", says, "unsupported_parameter")
-        raise image.wrong("url", f"is no data URL in base64: {GIVE}")
+            raise fields.wrong(name, says, "unsupported_parameter")
+        raise fields.wrong(name, f"is no data URL in base64: {give}")
+    return encoded_picture(fields, name, url[head.end() :])
+
+
+def encoded_picture(fields: Fields, name: str, encoded: str) -> Picture:
+    """Return the image of this base64, which errors call by this name."""
     try:
-        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
+        data = base64.b64decode(encoded.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
-        raise image.wrong("url", "must be base64 without line ends: encode the bytes of a PNG or JPEG file") from None
-    image.neutral({"detail": ("auto",)})
-    fields.ignore_rest()
+        raise fields.wrong(name, "must be base64 without line ends: encode the bytes of a PNG or JPEG file") from None
+    place = f"{fields.path}{name}"
     check_picture(data, place)
     return Picture(data, place)
 

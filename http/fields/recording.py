@@ -51,6 +51,10 @@ class MixedContent:
 class GivenMedia(Protocol):
     """The recordings and images of a prompt, as the model's encoder is given them."""
 
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """The tokens of each kind of medium, as usage tells of them."""
+
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each of them, with a mark for each of their rows.
         Raises RequestError."""

@@ -64,7 +64,7 @@ class OllamaRoutes:
             return completion, partial(AnswerReader, None, None)
         if wanted.thinks is not None:
             asked = with_reasoning(asked, generation.prompts, wanted.thinks, "think")
-        chat = await generation.ready_chat(request, asked, wanted.most_tokens)
+        chat = await generation.ready_chat(request, asked, wanted.most_tokens, other_form=True)
         return chat, partial(generation.answer_reader, chat)
 
     def loaded(self, say: Say, model: ServedModel) -> HTTPResponse:

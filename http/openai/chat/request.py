@@ -45,6 +45,10 @@ class ChatRequest:
     media: GivenMedia | None = None
     kept: KeptBeginning | None = None
 
+    def expanded(self, ids: list[int]) -> list[int]:
+        """Return the ids of the prompt with a mark for each row of its media."""
+        return ids if self.media is None else self.media.expanded(ids)
+
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""

@@ -29,6 +29,16 @@ class ReadyChat(ReadyRequest):
     wanted: ChatRequest
     thinking: bool
 
+    @property
+    def of_stages(self) -> bool:
+        """True if several stages of the model answer: in sound, or about recordings and images."""
+        return self.wanted.audio is not None or self.wanted.media is not None
+
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """The tokens of the prompt's recordings and images, as usage tells of them; empty where it has none."""
+        return {} if self.wanted.media is None else self.wanted.media.prompt_details
+
 
 def as_recorded(ready: ReadyRequest, name: str) -> ReadyRequest:
     """Return a request, which an operator may send again, as it was recorded. Nothing that was computed before is

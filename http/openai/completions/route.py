@@ -125,7 +125,7 @@ class Preparation:
         prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens, prompt_name)
         chat_request = await self.with_structure(chat_request, prompt.thinking)
         chat_request = with_budget(chat_request, self.prompts.dialect, prompt.thinking)
-        ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
+        ids = chat_request.expanded(prompt.ids)
         work = moved(self.fit(ids, chat_request, snapshot, prompt_name, most_tokens), remote)
         work.parts = prompt.parts
         if (kept := chat_request.kept) is not None:
@@ -283,24 +283,23 @@ class GenerationRoutes:
 
     async def answer_chat(self, request: Request, chat_request: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
+        ready = await self.ready_chat(request, chat_request)
+        shape = self.chat_shape(ready, self.heading(request, "chatcmpl-", ready))
+        shape.prompt_details = shape.prompt_details | ready.prompt_details
+        return await self.send(request, ready, shape)
+
+    async def ready_chat(
+        self, request: Request, chat_request: ChatRequest, most_tokens: int | None = None, other_form: bool = False
+    ) -> ReadyChat:
+        """Prepare a chat. In another form its answer has `most_tokens`, or what the context leaves if that is less."""
         ticket = self.preparation.complete(request.ctx.ticket, chat_request)
         self.sounds.check(chat_request, request)
         self.proxy.admissions.check_limits(ticket)
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
-        ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
-        shape = self.chat_shape(ready, self.heading(request, "chatcmpl-", ready))
-        if chat_request.audio is not None or ready.wanted.media is not None:
-            return await self.speak(request, ready, shape)
-        return await self.send(request, ready, shape)
-
-    async def ready_chat(self, request: Request, chat_request: ChatRequest, most_tokens: int | None) -> ReadyChat:
-        """Prepare a chat in another form, whose answer has at most so many tokens, or what the context leaves: clients
-        of other APIs ask for more than many contexts do."""
-        ticket = self.preparation.complete(request.ctx.ticket, chat_request)
-        self.proxy.admissions.check_limits(ticket)
-        remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
-        unlimited = replace(chat_request, sampling=replace(chat_request.sampling, max_tokens=None))
-        return await self.preparation.chat(ticket, unlimited, remote=remote, most_tokens=most_tokens)
+        chat_request = await self.sounds.heard(chat_request, ticket)
+        if other_form:
+            chat_request = replace(chat_request, sampling=replace(chat_request.sampling, max_tokens=None))
+        return await self.preparation.chat(ticket, chat_request, remote=remote, most_tokens=most_tokens)
 
     async def send(
         self,
@@ -312,6 +311,8 @@ class GenerationRoutes:
     ) -> HTTPResponse | None:
         """Submit all of the works, or none, and send the reply in this form. A stream may be one that can be
         continued."""
+        if isinstance(ready, ReadyChat) and ready.of_stages:
+            return await self.say(request, ready, shape, keep)
         understood(request)
         ready = as_recorded(ready, request.ctx.request_id)
         shape.schema_watch = self.schema_watch(ready.sampling)
@@ -322,7 +323,9 @@ class GenerationRoutes:
         stream, shape = self.resumable.stream(request, ready.works, shape, submit)
         return await reply(request, stream, shape, keep, framing=framing)
 
-    async def speak(self, request: Request, ready: ReadyChat, shape: ChatShape) -> HTTPResponse | None:
+    async def say(
+        self, request: Request, ready: ReadyChat, shape: ReplyFormat, keep: KeepAnswer
+    ) -> HTTPResponse | None:
         """Send an answer in sound, or about recordings and images, which several stages of the model make."""
         understood(request)
         check_not_continued(request)
@@ -331,7 +334,7 @@ class GenerationRoutes:
             ready.works[0].wish = None
             ready.wanted.prompt.ignored.note(RETENTION.name)
         shape.schema_watch = self.schema_watch(ready.sampling)
-        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
+        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted, keep)
 
     def heading(self, request: Request, prefix: str, ready: ReadyRequest) -> ReplyHeading:
         """Return the heading of a reply, whose id begins so: the earlier one of a stream that is continued, else a new
@@ -356,11 +359,8 @@ class GenerationRoutes:
 
     def added(self, completion_request: CompletionRequest) -> tuple[int, ...]:
         """Return the ids that the tokenizer put before the texts of an echoed request."""
-        is_text = (
-            completion_request.echo
-            and completion_request.handling.add_special_tokens
-            and isinstance(completion_request.prompts[0], str)
-        )
+        special = completion_request.handling.add_special_tokens
+        is_text = completion_request.echo and special and isinstance(completion_request.prompts[0], str)
         return tuple(self.prompts.tokenizer.encode("", True)) if is_text else ()
 
     def chat_shape(self, ready: ReadyChat, heading: ReplyHeading) -> ChatShape:

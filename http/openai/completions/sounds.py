@@ -13,6 +13,7 @@ from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.intake.body import BodyReader
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.stream.reply import KeepAnswer, ReplyFormat
 from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.entry_points import entry_point, missing
@@ -38,9 +39,15 @@ class Sounds(Protocol):
         """Return the form of a reply, in sound where that was asked for and can be."""
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
+        self,
+        request: Request,
+        ticket: Ticket,
+        work: Generation,
+        shape: ReplyFormat,
+        chat_request: ChatRequest,
+        keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply in its form."""
+        """Submit a chat through the stages that it needs, and send the reply in its form, which is kept."""
 
 
 class NoSounds:
@@ -70,7 +77,13 @@ class NoSounds:
         return form
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
+        self,
+        request: Request,
+        ticket: Ticket,
+        work: Generation,
+        shape: ReplyFormat,
+        chat_request: ChatRequest,
+        keep: KeepAnswer,
     ) -> HTTPResponse | None:
         raise AssertionError("a chat in sound or with media was refused before")
 

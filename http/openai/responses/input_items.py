@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pontil.http.fields.picture import Picture, linked_picture
 from pontil.http.schema.message_schema import MAX_MESSAGES
 from pontil.http.schema.parameter import Schema
 from pontil.http.schema.reader import Fields
@@ -11,6 +12,7 @@ from pontil.http.schema.reader import Fields
 ROLES = ("user", "assistant", "system", "developer")
 MESSAGE, CALL, OUTPUT = "message", "function_call", "function_call_output"
 CUSTOM_CALL, CUSTOM_OUTPUT = "custom_tool_call", "custom_tool_call_output"
+IMAGE, GIVE = "input_image", 'give "data:image/png;base64,…"'
 REASONING, REFERENCE = "reasoning", "item_reference"
 # Items that tell of tools which run at OpenAI, and hold nothing for another model: they are left out.
 MADE_ELSEWHERE = (
@@ -37,6 +39,14 @@ MAX_ID_CHARACTERS = 256
 MAX_PARTS = 1024
 
 Item = dict[str, Any]
+
+
+class ImagePart(Item):
+    """A part in the form in which it is stored, with the `picture` that was read from it."""
+
+    def __init__(self, url: str, picture: Picture) -> None:
+        super().__init__(type=IMAGE, image_url=url, detail="auto")
+        self.picture = picture
 
 
 def read_input(fields: Fields, name: str) -> tuple[Item, ...]:
@@ -100,8 +110,7 @@ def read_message(fields: Fields) -> Item:
     role = fields.text("role")
     if role not in ROLES:
         raise fields.wrong("role", f"must be one of {', '.join(ROLES)}")
-    texts = read_content(fields, "content")
-    return {"role": role, "content": [text_part(role, text) for text in texts], "status": "completed"}
+    return {"role": role, "content": read_content(fields, "content", role), "status": "completed"}
 
 
 def read_texts(fields: Fields, name: str, kinds: Mapping[str, str]) -> list[str]:
@@ -109,16 +118,32 @@ def read_texts(fields: Fields, name: str, kinds: Mapping[str, str]) -> list[str]
     return [read_part(part, kinds) for part in fields.objects(name, MAX_PARTS)]
 
 
-def read_content(fields: Fields, name: str) -> list[str]:
-    """Return the texts of a string or of parts."""
+def read_content(fields: Fields, name: str, role: str) -> list[Item]:
+    """Return a string as one part, or parts; those with images are the user's, and of results of tools."""
     value = fields.take(name)
-    return [value] if isinstance(value, str) else read_texts(fields, name, TEXT_PARTS)
+    if isinstance(value, str):
+        return [text_part(role, value)]
+    sees = role in ("user", "tool")
+    return [
+        read_image(part) if sees and part.data.get("type") == IMAGE else text_part(role, read_part(part, TEXT_PARTS))
+        for part in fields.objects(name, MAX_PARTS)
+    ]
+
+
+def read_image(fields: Fields) -> ImagePart:
+    if fields.take("file_id") is not None:
+        says = f"names a file, and this server keeps none: leave it out, and for image_url {GIVE}"
+        raise fields.wrong("file_id", says, UNSUPPORTED)
+    picture = linked_picture(fields, "image_url", GIVE)
+    fields.neutral({"detail": ("auto",)})
+    ignore_members(fields)
+    return ImagePart(fields.data["image_url"], picture)
 
 
 def read_part(fields: Fields, kinds: Mapping[str, str]) -> str:
     kind = fields.text("type")
     if kind is None or kind not in kinds:
-        says = f"is {kind!r:.100}, and this model reads text only: give parts of the type {next(iter(kinds))}"
+        says = f"is {kind!r:.100}, which is not read here: give parts of the type {next(iter(kinds))}"
         raise fields.wrong("type", says, UNSUPPORTED)
     text = fields.required_text(kinds[kind])
     ignore_members(fields)
@@ -142,7 +167,9 @@ def read_call_of(fields: Fields, said: str) -> Item:
 def read_call_output(fields: Fields) -> Item:
     if fields.take("output") is None:
         raise fields.wrong("output", "is missing")
-    output = "".join(read_content(fields, "output"))
+    parts = read_content(fields, "output", "tool")
+    has_images = any(part["type"] == IMAGE for part in parts)
+    output = parts if has_images else "".join(part["text"] for part in parts)
     return {"call_id": fields.required_text("call_id"), "output": output, "status": "completed"}
 
 
@@ -161,9 +188,12 @@ def read_reference(fields: Fields) -> Item:
 
 
 def characters_of(item: Item) -> int:
-    """Return the number of characters of an item's texts."""
-    parts = (*item.get("content", ()), *item.get("summary", ()))
-    return sum(len(item.get(name, "")) for name in SAID) + sum(len(part["text"]) for part in parts)
+    """Return the number of characters of an item's texts and of its images as they are stored."""
+    said = [item.get(name, "") for name in SAID]
+    parts = [*item.get("content", ()), *item.get("summary", ())]
+    parts += [part for one in said if not isinstance(one, str) for part in one]
+    texts = [one for one in said if isinstance(one, str)]
+    return sum(map(len, texts)) + sum(len(part["image_url" if part["type"] == IMAGE else "text"]) for part in parts)
 
 
 ITEM_READERS: Mapping[str, Callable[[Fields], Item]] = {
@@ -179,7 +209,13 @@ ITEM_READERS: Mapping[str, Callable[[Fields], Item]] = {
 
 def input_schema() -> Schema:
     text: Schema = {"type": "string"}
-    parts = {"type": "array", "items": part_schema(TEXT_PARTS), "maxItems": MAX_PARTS}
+    image: Schema = {
+        "type": "object",
+        "properties": {"type": {"const": IMAGE}, "image_url": {"type": "string", "pattern": "^data:"}},
+        "required": ["type", "image_url"],
+    }
+    shapes = [*part_schema(TEXT_PARTS)["anyOf"], image]
+    parts = {"type": "array", "items": {"anyOf": shapes}, "maxItems": MAX_PARTS}
     thoughts = {"type": ["array", "null"], "items": part_schema(THOUGHT_PARTS), "maxItems": MAX_PARTS}
     content = {"anyOf": [{"type": ["string", "null"]}, parts]}
     items = [

@@ -9,7 +9,9 @@ from typing import Any
 from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
+from pontil.http.fields.picture import Picture, linked_picture
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
+from pontil.http.fields.recording import MixedContent
 from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, parameter, sampling_fields
 from pontil.http.openai.chat.kept_beginning import RETENTION, retained
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
@@ -18,9 +20,12 @@ from pontil.http.openai.responses.input_items import (
     CALL,
     CUSTOM_CALL,
     CUSTOM_OUTPUT,
+    GIVE,
+    IMAGE,
     MESSAGE,
     OUTPUT,
     REASONING,
+    ImagePart,
     Item,
     characters_of,
     input_schema,
@@ -63,7 +68,7 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> tuple[Messag
 def add(messages: list[Message], item: Item) -> None:
     kind = item["type"]
     if kind in (OUTPUT, CUSTOM_OUTPUT):
-        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content_of(item["output"])})
     elif kind == REASONING:
         if thought := joined(item["content"]) or joined(item["summary"]):
             assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
@@ -74,14 +79,30 @@ def add(messages: list[Message], item: Item) -> None:
         calls.append({"id": item["call_id"], "type": "function", "function": function})
     else:
         assert kind == MESSAGE, "references are resolved by now"
-        add_text(messages, item["role"], joined(item["content"]))
+        add_content(messages, item["role"], content_of(item["content"]))
 
 
-def add_text(messages: list[Message], role: str, text: str) -> None:
+def add_content(messages: list[Message], role: str, content: str | MixedContent) -> None:
     if role == "assistant":
-        assistant(messages, "content", "tool_calls")["content"] = text
+        assistant(messages, "content", "tool_calls")["content"] = content
     else:
-        messages.append({"role": role, "content": text})
+        messages.append({"role": role, "content": content})
+
+
+def content_of(parts: str | Sequence[Item]) -> str | MixedContent:
+    """Return a text, or the texts and images of parts that hold any image."""
+    if isinstance(parts, str):
+        return parts
+    if all(part.get("type") != IMAGE for part in parts):
+        return joined(parts)
+    return MixedContent(tuple(picture_of(part) if part["type"] == IMAGE else part["text"] for part in parts))
+
+
+def picture_of(part: Item) -> Picture:
+    """Return the image of a part of this request, or of one that a kept response answers."""
+    if isinstance(part, ImagePart):
+        return part.picture
+    return replace(linked_picture(Fields(part), "image_url", GIVE), place="previous_response_id")
 
 
 def assistant(messages: list[Message], *without: str) -> Message:

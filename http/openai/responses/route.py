@@ -57,6 +57,8 @@ class ResponsesRoutes:
         before, own_items = await self.kept.history(ticket.caller, responses_request.previous, responses_request.items)
         make = partial(responses_request.with_history, (*before, *own_items))
         chat = await generation.prompts.executor.run(make, 0) if before or responses_request.is_long else make()
+        generation.sounds.check(chat, request)
+        chat = await generation.sounds.heard(chat, ticket)
         remote = remote_kv(generation.proxy, chat.kv_transfer, chat.sampling, ticket.name) if is_limited else None
         return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input", remote)
 
@@ -67,7 +69,7 @@ class ResponsesRoutes:
         is_stored = responses_request.store and self.kept.store is not None
         echo_fields, is_streamed = responses_request.echoed | {"store": is_stored}, ready.wanted.delivery.stream
         make_reader, origins = partial(generation.answer_reader, ready), responses_request.origins
-        return ResponsesShape(heading, echo_fields, is_streamed, shown_text, make_reader, origins)
+        return ResponsesShape(heading, echo_fields, is_streamed, shown_text, make_reader, origins, ready.prompt_details)
 
     async def keep(
         self,

@@ -64,7 +64,10 @@ INPUT_ITEM: Schema = {"anyOf": [
 USAGE = closed(
     {
         "input_tokens": COUNT,
-        "input_tokens_details": closed({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "input_tokens_details": closed(
+            {"cached_tokens": COUNT, "cache_write_tokens": COUNT, "audio_tokens": COUNT, "image_tokens": COUNT},
+            ("audio_tokens", "image_tokens"),
+        ),
         "output_tokens": COUNT,
         "output_tokens_details": closed({"reasoning_tokens": COUNT}, ("reasoning_tokens",)),
         "total_tokens": COUNT,

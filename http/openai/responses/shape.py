@@ -41,8 +41,9 @@ class ResponsesShape:
         shown: ShownText,
         make_reader: Callable[[], AnswerReader],
         origins: Mapping[str, ToolOrigin],
+        prompt_details: dict[str, int],
     ) -> None:
-        self.heading, self.echoed, self.streamed = heading, echoed, streamed
+        self.heading, self.echoed, self.streamed, self.prompt_details = heading, echoed, streamed, prompt_details
         self.shown, self.make_reader = shown, make_reader
         self.schema_watch: SchemaWatch | None = None
         self.receipts: ReceiptNote | None = None
@@ -146,7 +147,8 @@ class ResponsesShape:
         reasoning = self.reader.reasoning_tokens(self.request.answers[0].ids)
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+            | self.prompt_details,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {} if reasoning is None else {"reasoning_tokens": reasoning},
             "total_tokens": usage.total_tokens,

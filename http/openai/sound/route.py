@@ -27,7 +27,7 @@ from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION, read_transcription
 from pontil.http.stream.receipts import check_no_receipt
-from pontil.http.stream.reply import reply
+from pontil.http.stream.reply import KeepAnswer, ReplyFormat, reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import ModelError, RequestError, Unavailable
@@ -36,7 +36,7 @@ from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND, counted
+from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND
 from pontil.runtime.stages.media.reader import MediaReader, PromptMedia, media_forms
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
@@ -233,17 +233,22 @@ class SoundRoutes:
         return spoken_form(form, audio_output, self.graph)
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
+        self,
+        request: Request,
+        ticket: Ticket,
+        work: Generation,
+        shape: ReplyFormat,
+        chat_request: ChatRequest,
+        keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply."""
+        """Submit a chat through the stages that it needs, and send the reply, which is kept."""
         media, options, given = chat_request.media, dict[str, Any](), None
         if isinstance(media, PromptMedia):
             options, given = {MEDIA: [one.to_wire() for one in media.media]}, media.data
-            shape.prompt_details = {f"{kind}_tokens": counted(media.media, kind) for kind in (SOUND, IMAGE)}
         if chat_request.audio is None:
             assert given is not None, "a chat that needs several stages"
-            return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape)
+            return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape, keep)
         assert isinstance(shape, SpokenForm)
         options |= self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options, given)
-        return await reply(request, stream, shape, write=partial(shape.written, stream))
+        return await reply(request, stream, shape, keep, write=partial(shape.written, stream))

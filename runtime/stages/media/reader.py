@@ -12,7 +12,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.processes.bounded_child import ChildLimits
 from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
-from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium
+from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium, counted
 from pontil.runtime.stages.media.answer import MediaAnswer
 from pontil.runtime.stages.nodes.squares import Squares
 from pontil.runtime.stages.qwen3_omni.encoders.forms import read_media_forms
@@ -51,6 +51,11 @@ class PromptMedia:
     media: tuple[Medium, ...]
     data: bytes = field(repr=False)
     marks: Mapping[str, int]
+
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """The tokens of each kind of medium, as usage tells of them."""
+        return {f"{kind}_tokens": counted(self.media, kind) for kind in (SOUND, IMAGE)}
 
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.

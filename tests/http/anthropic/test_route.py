@@ -218,7 +218,7 @@ def test_the_names_of_anthropics_models_mean_the_one_that_is_here(pair: Scripted
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].source.type"),
         ({"messages": [{"role": "user", "content": [{"type": "wobble"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "developer", "content": "x"}], "system": "y"}, "messages[0].role"),

@@ -133,6 +133,50 @@ def ask(served: Served, question: ShownQuestion, **fields: Any) -> dict[str, Any
     return found
 
 
+def check_other_forms(served: Served) -> None:
+    """Check that responses and messages about images say what chats say, also in a later turn and as events."""
+    question = QUESTIONS["images"]
+    chat = ask(served, question)
+    text, details = chat["choices"][0]["message"]["content"], chat["usage"]["prompt_tokens_details"]
+    urls = [part.get("image_url", {}).get("url") for part in question.content()]
+    pairs = [*zip(question.parts, urls, strict=True)]
+    shown = [
+        {"type": "input_image", "image_url": url} if url else {"type": "input_text", "text": part}
+        for part, url in pairs
+    ]
+    asked = {"max_output_tokens": TOKENS, "temperature": 0}
+    first = answered(served, "/v1/responses", asked | {"input": [{"role": "user", "content": shown}]})
+    assert first["output"][0]["content"][0]["text"] == text and first["store"]
+    told = first["usage"]["input_tokens_details"]
+    assert (told["image_tokens"], first["usage"]["input_tokens"]) == (
+        details["image_tokens"],
+        chat["usage"]["prompt_tokens"],
+    )
+    later = answered(served, "/v1/responses", asked | {"input": "again", "previous_response_id": first["id"]})
+    assert later["usage"]["input_tokens_details"]["image_tokens"] == details["image_tokens"]
+    blocks = [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}}
+        if url
+        else {"type": "text", "text": part}
+        for part, url in pairs
+    ]
+    turn = {"messages": [{"role": "user", "content": blocks}]}
+    message = answered(served, "/v1/messages", turn | {"max_tokens": TOKENS, "temperature": 0})
+    assert message["content"][0]["text"] == text
+    assert message["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert answered(served, "/v1/messages/count_tokens", turn) == {"input_tokens": chat["usage"]["prompt_tokens"]}
+    events = served.request("POST", "/v1/messages", turn | {"max_tokens": TOKENS, "temperature": 0, "stream": True})
+    lines = [json.loads(line[6:]) for line in events.text().splitlines() if line.startswith("data: ")]
+    assert "".join(line["delta"].get("text", "") for line in lines if line["type"] == "content_block_delta") == text
+
+
+def answered(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    reply = served.request("POST", path, body)
+    assert reply.status == 200, reply.text()
+    found: dict[str, Any] = reply.json()
+    return found
+
+
 def spoken(served: Served, question: ShownQuestion, on_event: Callable[[int, int], None] = NOTHING) -> Spoken:
     messages = [{"role": "user", "content": question.content()}]
     return speak(served, "", on_event, messages=messages, max_tokens=TOKENS, temperature=0)

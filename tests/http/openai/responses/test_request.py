@@ -222,7 +222,7 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format.schema"),
-        ({"input": [IMAGE]}, "input[0].content[0].type"),
+        ({"input": [IMAGE]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "computer_call", "id": "cu_1"}]}, "input[0].type"),
         ({"input": [{"type": "custom_tool_call", "call_id": "x", "name": "f"}]}, "input[0].input"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
