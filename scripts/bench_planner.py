@@ -25,6 +25,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -133,6 +134,8 @@ class PlannerBench:
 
     def __init__(self, given: argparse.Namespace, turns: Path, probe: SpeedProbe) -> None:
         self.given, self.turns, self.probe = given, turns, probe
+        # No two runs have a prompt in common: a launch has the KV of those before.
+        self.seeds = count(1)
         self.rows: list[dict[str, Any]] = []
         if given.rows is not None and given.rows.exists():
             self.rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
@@ -172,12 +175,12 @@ class PlannerBench:
     ) -> tuple[list[Figures], SeenDisturbance]:
         """Return the figures of each run, and how much the worst of them was disturbed."""
         until, made, worst = time.monotonic() + self.given.patience, list[Figures](), SeenDisturbance()
-        for number in range(1, self.given.repeats + 1):
+        for _ in range(self.given.repeats):
             tries = list[tuple[SeenDisturbance, Figures]]()
             while not tries or (not self.is_quiet(tries[-1][0]) and time.monotonic() < until):
                 self.wait_for_quiet(launch, until)
                 watch = MachineWatch(launch.process.pid, self.probe)
-                questions = self.questions(load, number + 100 * len(tries), launch)
+                questions = self.questions(load, next(self.seeds), launch)
                 figures = asyncio.run(one_run(target, questions, load))
                 if load.kills is not None:
                     wait_until_whole(launch)
