@@ -26,6 +26,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -134,6 +135,8 @@ class PlannerBench:
 
     def __init__(self, given: argparse.Namespace, turns: Path, probe: SpeedProbe) -> None:
         self.given, self.turns, self.probe = given, turns, probe
+        # No two runs have a prompt in common: a launch has the KV of those before.
+        self.seeds = count(1)
         self.rows: list[dict[str, Any]] = []
         # Each try has prompts of its own, as a launch finds what it has seen, in another of its loads too.
         self.seeds = itertools.count(1)

@@ -100,8 +100,33 @@ class CompanyTimes:
         return {tuple(name.split("_")): 1.0 - 1.0 / max(1.0, times[name]) for name in times}  # type: ignore[misc]
 
 
-PARTS = {"about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes, "company": CompanyTimes}
-WIDTHS = {"steps": 5, "pulls": 2}
+@dataclass(frozen=True, slots=True)
+class DiskTimes:
+    """Milliseconds of a KV block of a tier on a disk with its digest: written, read again while the system's memory has
+    it, and read from the disk itself. None was measured where all are 0."""
+
+    write: float = 0.0
+    read: float = 0.0
+    cold_read: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """The `model` that guesses for the profile's: bytes of its blocks and of its weights, the part of the other's that
+    its weights are, and of its steps the rows and milliseconds. None was measured where it has no name."""
+
+    model: str = ""
+    block_bytes: int = 0
+    weight_bytes: int = 0
+    ratio: float = 1.0
+    runs: Points = ()
+
+
+PARTS = {
+    "about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes, "company": CompanyTimes,
+    "disk": DiskTimes, "draft": DraftTimes,
+}  # fmt: skip
+WIDTHS = {"steps": 5, "pulls": 2, "runs": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +138,13 @@ class DeviceProfile:
     times: StepTimes
     host: HostTimes
     company: CompanyTimes = CompanyTimes()
+    disk: DiskTimes = DiskTimes()
+    draft: DraftTimes = DraftTimes()
 
     def text(self) -> str:
         """Return the file, which `read_profile` reads."""
-        told = {KIND: FORMAT, **asdict(self)}
+        measured = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        told = {KIND: FORMAT, **{name: part for name, part in asdict(self).items() if name in measured}}
         return json.dumps({**told, DIGEST: digest_of(told)}, indent=1) + "\n"
 
 
@@ -191,3 +219,5 @@ def check_sizes(profile: DeviceProfile) -> None:
     sizes = profile.sizes
     if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, profile.about.cores) < 1:
         raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")
+    if profile.draft.model and not profile.draft.runs:
+        raise ProfileError(f"it has no steps of {profile.draft.model}, which guesses: {MADE_BY}")

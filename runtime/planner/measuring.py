@@ -3,6 +3,7 @@
 
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,15 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from pontil.gpu_ops.kv.digest import block_digests
+from pontil.runtime.cache.prefix import KEY_BYTES
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.cache.tier.disk_tier import RECORD_BYTES, DiskTier, slot_bytes_of
+from pontil.runtime.cache.tier.measure import seconds_of_block
 from pontil.runtime.config.worker_config import WorkerConfig, worker_config
+from pontil.runtime.engine.drafts.model import DraftModel
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.policy import AdaptivePolicy
 from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.errors import ModelError
+from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.builtin import resolve_model
-from pontil.runtime.planner.device_profile import Points, ProfiledModel, WorkerSizes
+from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes, Points, ProfiledModel, WorkerSizes
 from pontil.runtime.planner.step_costs import StepWork
 from pontil.runtime.probe.processor_name import processor_name
 from pontil.runtime.reporting import NoReports
@@ -42,6 +53,8 @@ PASSES = 3
 LEAST_CHUNK = 16
 PULLED_BLOCKS, PULLS = (1, 4, 16, 64), 5
 PULL_WITHIN = 60.0
+# Blocks that a disk is measured with, and as many bytes at most.
+DISK_BLOCKS, DISK_BYTES = 32, 64 << 20
 
 
 class WatchedRunner:
@@ -186,6 +199,82 @@ def pull_seconds(reader: ShmConnector, ended: threading.Event, blocks: int) -> f
     return seconds
 
 
+def measure_disk(config: WorkerConfig, machine: WorkerResources) -> DiskTimes:
+    """Measure a tier on the disk of this worker's, in a folder of its own, which is removed. Raises ModelError."""
+    try:
+        return measure_tier(config, machine)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ModelError(f"the disk of --kv-tier in {config.kv_tier_disk} cannot be measured: {reason}") from None
+
+
+def measure_tier(config: WorkerConfig, machine: WorkerResources) -> DiskTimes:
+    size, storage = machine.layout.block_bytes, machine.storage
+    count = max(1, min(DISK_BLOCKS, DISK_BYTES // size))
+    room = min(count * (slot_bytes_of(size) + RECORD_BYTES), config.kv_tier_disk_size)
+    name = f"profile-{os.getpid()}"
+    tier = DiskTier(str(config.kv_tier_disk), name, room, size, f"{name} {time.time_ns()}")
+    try:
+        if not tier.capacity:
+            raise OSError(f"a block takes {size} bytes, which the tier has not")
+        passes = [disk_pass(tier, storage) for _ in range(PASSES)]
+        write, read = (min(some) for some in zip(*passes, strict=True))
+        return DiskTimes(write, read, round(1e3 * seconds_of_block(tier, storage), 4))
+    finally:
+        tier.close()
+        shutil.rmtree(tier.path, ignore_errors=True)
+
+
+def disk_pass(tier: DiskTier, storage: KVStorage) -> tuple[float, float]:
+    """Fill a tier and read it. Return the milliseconds of a block for both, with its digest."""
+    rows = np.random.default_rng(1).integers(0, 256, (1, storage.layout.block_bytes), dtype=np.uint8)
+    weights = storage.weights_of(len(storage.layout.kv_heads))
+    keys = [number.to_bytes(KEY_BYTES, "big") for number in range(tier.capacity)]
+    begun = time.perf_counter()
+    for key in keys:
+        tier.put(key, rows[0], block_digests(rows, [0], weights)[0])
+    written = time.perf_counter()
+    for key in keys:
+        tier.get(key, rows[0])
+        block_digests(rows, [0], weights)
+    read = time.perf_counter()
+    for key in keys:
+        tier.drop(key)
+    return round(1e3 * (written - begun) / len(keys), 4), round(1e3 * (read - written) / len(keys), 4)
+
+
+def measure_draft(name: str, config: WorkerConfig, machine: WorkerResources, rounds: int) -> DraftTimes:
+    """Measure the steps of the model of this name that guesses in this worker, by their rows. Raises ModelError for one
+    that is no model of its own."""
+    drafter = machine.scheduler.drafts.drafter
+    if not isinstance(drafter, ModelDrafter) or type(drafter.model) is not DraftModel:
+        raise ModelError("a profile has no times of the layer that --speculative-model names: leave it out")
+    model, policy, least = drafter.model, drafter.policy, dict[int, float]()
+    assert isinstance(policy, AdaptivePolicy)
+    model.clock = clock_of(config)
+    for _ in range(PASSES):
+        for rows in ROWS:
+            guess(model, rows, rounds)
+            for made, seconds in model.runs:
+                least[made] = min(seconds, least.get(made, seconds))
+            model.runs.clear()
+    path = Path(str(config.speculative_model))
+    runs = tuple((float(rows), round(1e3 * least[rows], 4)) for rows in sorted(least))
+    return DraftTimes(name, model.memory.layout.block_bytes, bytes_of(path), round(policy.ratio, 4), runs)
+
+
+def guess(model: DraftModel, rows: int, rounds: int) -> None:
+    """Have so many sequences guessed for, each so many tokens behind its prompt."""
+    chance, params = random.Random(rows), SamplingParams(max_tokens=2 + rounds, seed=1, temperature=0.0)
+    some = list[Sequence]()
+    for number in range(rows):
+        prompt = [chance.randrange(model.known_ids // 8, model.known_ids // 2) for _ in range(CONTEXTS[0])]
+        some.append(Sequence(f"guessed {number}", prompt, params, frozenset()))
+    model.propose([(one, 1 + rounds) for one in some])
+    for one in some:
+        model.forget(one)
+
+
 def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) -> WorkerSizes:
     size = config.step_size
     return WorkerSizes(
@@ -199,7 +288,10 @@ def machine_of(values: dict[str, Any]) -> Iterator[tuple[WorkerConfig, WorkerRes
     """Load the model as the worker of this configuration would. The process keeps the worker's cores. Raises
     ModelError."""
     config = worker_config(values)
-    path = resolve_model(config.model, Path(str(config.cache_dir)))
+    cache = Path(str(config.cache_dir))
+    path = resolve_model(config.model, cache)
+    if (draft := config.speculative_model) not in (None, MTP):
+        config = replace(config, speculative_model=str(resolve_model(str(draft), cache)))
     # Each prompt is computed, and nobody else is here to lend cores or to outlive.
     config = replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
     if config.device == CPU:

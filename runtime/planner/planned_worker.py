@@ -4,6 +4,7 @@ lets pass the time that a step was measured to take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -17,7 +18,8 @@ from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.planner.device_profile import DeviceProfile
-from pontil.runtime.planner.planned_tiers import PlannedTierStore, tier_costs
+from pontil.runtime.planner.planned_drafts import TOKEN, planned_drafter
+from pontil.runtime.planner.planned_tiers import PlannedTierStore, TierBlocks
 from pontil.runtime.planner.shared_cores import DECODE, PROMPT, CoreProcess, OwnCores
 from pontil.runtime.planner.step_costs import StepCosts, StepWork
 from pontil.runtime.reporting import NoReports
@@ -35,8 +37,6 @@ from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.assembly import WorkerResources, equip
 
-# Every token of every answer.
-TOKEN = 100
 # The vocabulary of all prompts.
 VOCABULARY = 40_000
 
@@ -44,8 +44,9 @@ VOCABULARY = 40_000
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
-    `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has a tier of
-    so many blocks, and makes so many guesses at a time, of which the next one is right with this chance."""
+    `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has tiers of
+    so many blocks, and makes so many guesses at a time, of which the next one is right with this chance; the profile's
+    draft model makes them if it `drafts`."""
 
     profile: DeviceProfile
     costs: StepCosts
@@ -53,9 +54,20 @@ class PlannedModel:
     grammars: GrammarCompiler
     cores: int | None = None
     has_clients: bool = False
-    tier_blocks: int = 0
+    tier_blocks: TierBlocks = TierBlocks()
     guesses: int = 0
     accepted: float = 0.0
+    drafts: bool = False
+
+    def blocks_of(self, role: str) -> int:
+        """Return the blocks of a worker: one that decodes has as many of its draft model in the same memory."""
+        sizes, draft = self.profile.sizes, self.profile.draft
+        if not self.drafts_in(role):
+            return sizes.blocks
+        return sizes.blocks * sizes.block_bytes // (sizes.block_bytes + draft.block_bytes)
+
+    def drafts_in(self, role: str) -> bool:
+        return self.drafts and role != "prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +101,15 @@ class CostedRunner:
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
-        kind = PROMPT if work.tokens else DECODE
+        self.compute(PROMPT if work.tokens else DECODE, alone)
+        self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
+        return sampled
+
+    def compute(self, kind: str, alone: float) -> None:
+        """Let pass what takes so many seconds on cores of its own."""
         seconds = self.place.cores.compute(self.process, self.place.number, kind, alone)
         self.world.spend(seconds)
         self.busy += seconds
-        self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
-        return sampled
 
     def sampled(self, span: Span, choice: int) -> Sampled:
         guessed, right = len(span.drafts), 0
@@ -150,9 +165,7 @@ class PlannedWorker(CoreProcess):
             assert prefault is not None
             prefault.possible = False
             if model.tier_blocks:
-                sizes = model.profile.sizes
-                known = tier_costs(model.costs, sizes)
-                tier = PlannedTierStore(self, self.worker, model.tier_blocks, known, sizes.block_bytes)
+                tier = PlannedTierStore(self, self.worker, model.tier_blocks, model.costs, model.profile)
                 self.worker.machine.scheduler.tier.use(tier)
             self.loop.begin()
         self.notify()
@@ -187,10 +200,16 @@ class PlannedWorker(CoreProcess):
         pool has as many blocks, with next to nothing in each."""
         about, sizes = model.profile.about, model.profile.sizes
         layout = KVLayout(sizes.block_tokens, 1, 1, 1, "float32")
-        storage, pool = KVStorage(layout, sizes.blocks, torch.device("cpu")), BlockPool(sizes.blocks)
-        engine = equip(config, CostedRunner(self, place, model, pool), storage, pool)
+        blocks, shape = model.blocks_of(config.role), config_of(sizes.max_model_len)
+        storage, pool = KVStorage(layout, blocks, torch.device("cpu")), BlockPool(blocks)
+        runner = CostedRunner(self, place, model, pool)
+        engine = equip(config, runner, storage, pool)
+        if model.drafts_in(config.role):
+            spend = partial(runner.compute, DECODE)
+            drafter = planned_drafter(model.profile.draft, spend, BlockPool(blocks), layout, shape)
+            engine.scheduler.drafts.drafter = drafter
         return WorkerResources(
-            config_of(sizes.max_model_len), about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
+            shape, about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
             engine, Driver(config, NoReports()), about.dtype, about.kernels,
         )  # fmt: skip
 

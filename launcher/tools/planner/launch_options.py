@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pontil.launcher.options.kv_tier_list import MEMORY, TierItem, kv_tiers
+from pontil.launcher.options.kv_tier_list import kv_tiers
 from pontil.runtime.config.readers import size
 
 
@@ -23,13 +23,6 @@ def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
     return call
 
 
-def tiers_in_memory(value: str) -> tuple[TierItem, ...]:
-    tiers = kv_tiers(value)
-    if any(tier.kind != MEMORY for tier in tiers):
-        raise ValueError("may be a tier in memory: the time of a disk is in no profile")
-    return tiers
-
-
 LAUNCH_OPTIONS = (
     click.Option(
         ["--kv-cache-memory"],
@@ -39,16 +32,21 @@ LAUNCH_OPTIONS = (
     ),
     click.Option(
         ["--kv-tier"],
-        callback=read_by(tiers_in_memory),
-        metavar="memory:SIZE",
-        help="A tier in memory, as for `launch`.",
+        callback=read_by(kv_tiers),
+        metavar="TIERS",
+        help="As for `launch`: memory:SIZE, disk:PATH:SIZE or both with a comma. The path is not looked at.",
     ),
     click.Option(
         ["--speculative-tokens"],
         type=click.IntRange(0, 16),
         default=0,
         metavar="COUNT",
-        help="Most tokens guessed at a time, as for `launch`, by what costs nothing.",
+        help="Most tokens guessed at a time, as for `launch`, by what costs nothing or --speculative-model.",
+    ),
+    click.Option(
+        ["--speculative-model"],
+        metavar="NAME",
+        help="The draft model that the profile was measured with guesses, as for `launch`.",
     ),
     click.Option(
         ["--accepted"],

@@ -2,6 +2,7 @@
 """The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.client_keys import allowances_of, called, callers_of, of_file
-from pontil.launcher.options.kv_tier_list import MEMORY, bytes_of
+from pontil.launcher.options.kv_tier_list import DISK, MEMORY, TierItem, bytes_of
 from pontil.launcher.tools.bench.bench import highest_rate
 from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
+from pontil.runtime.cache.tier.disk_tier import slots_of
+from pontil.runtime.config.worker_config import DRAFT_TOKENS
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.planned_tiers import TierBlocks
 from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance
 from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
@@ -61,14 +65,16 @@ class Predictor:
         self.proxy_options = {name: given[name] for name in ("balance", "ttft_limit", "tpot_limit")}
         self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
         self.tenants = tenants_of(given["api_keys"])
+        drafts = check_draft(profile, given)
         try:
             self.model = planned_model(
                 with_memory(profile, given["kv_cache_memory"]),
                 cores=given["cores"],
                 has_clients=given["clients_here"],
-                tier_blocks=bytes_of(given["kv_tier"] or (), MEMORY) // profile.sizes.block_bytes,
-                guesses=given["speculative_tokens"],
+                tier_blocks=tiers_of(profile, given["kv_tier"] or ()),
+                guesses=given["speculative_tokens"] or (DRAFT_TOKENS if drafts else 0),
                 accepted=given["accepted"],
+                drafts=drafts,
             )
         except ProfileError as error:
             raise OptionError(f"--profile: {error}.") from None
@@ -97,6 +103,32 @@ def tenants_of(file: Path | None) -> tuple[Tenant, ...]:
     lines = called(of_file(file))
     settings = dict(allowances_of(lines))
     return tuple((name, Allowance.of(settings.get(name, ()))) for name, _ in callers_of(lines))
+
+
+def check_draft(profile: DeviceProfile, given: dict[str, Any]) -> bool:
+    """Return whether a draft model guesses. Raises OptionError for one that the profile was not measured with."""
+    wanted, known = given["speculative_model"], profile.draft.model
+    if wanted not in (None, known):
+        has = f"those of {known}" if known else "none"
+        raise OptionError(
+            f"--speculative-model {wanted} needs its times, and the profile has {has}: measure them with `pontil "
+            f"profile --speculative-model {wanted}`."
+        )
+    if wanted is not None and not given["accepted"]:
+        raise OptionError("--speculative-model needs the chance that a guess is right: give it by --accepted.")
+    return wanted is not None
+
+
+def tiers_of(profile: DeviceProfile, tiers: Sequence[TierItem]) -> TierBlocks:
+    """Return the blocks of these tiers. Raises OptionError for a disk that was not measured."""
+    size = profile.sizes.block_bytes
+    made = TierBlocks(bytes_of(tiers, MEMORY) // size, slots_of(bytes_of(tiers, DISK), size))
+    if made.disk and not profile.disk.read:
+        raise OptionError(
+            "--kv-tier disk needs the times of a disk, and the profile has none: measure them with `pontil profile "
+            "--kv-tier disk:PATH:SIZE`."
+        )
+    return made
 
 
 def with_memory(profile: DeviceProfile, size: int | None) -> DeviceProfile:
@@ -170,18 +202,25 @@ class PlannedTrials:
         """Return the figures that only a planner knows."""
         answered = [one for one in report.requests if one.failure is None]
         prompts = sum(one.prompt_tokens for one in answered)
-        sizes, devices = self.predictor.model.profile.sizes, self.topology.devices
+        devices = self.topology.devices
         made: Figures = {
             "cached_share": round(sum(one.cached_tokens for one in answered) / max(1, prompts), 4),
             "busy": {role: round(share, 3) for role, share in report.busy.items()},
             "kv_share": {role: round(share, 3) for role, share in report.blocks.items()},
             "devices": devices,
-            "memory_gib": round((sizes.weight_bytes + sizes.blocks * sizes.block_bytes) * devices / (1 << 30), 2),
+            "memory_gib": round(self.memory_bytes() / (1 << 30), 2),
             "start_s": self.predictor.model.profile.host.start_seconds,
         }
         if (price := self.given["price"]) is not None and (rate := figures.get("output_tokens_per_second")):
             made["cost_per_million_tokens"] = round(price * devices / HOUR / rate * MILLION, 4)
         return made
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of all weights and KV caches, which draft models share."""
+        model, sizes = self.predictor.model, self.predictor.model.profile.sizes
+        drafting = sum(count for role, count in self.topology.roles.items() if model.drafts_in(role))
+        each = sizes.weight_bytes + sizes.blocks * sizes.block_bytes
+        return each * self.topology.devices + drafting * model.profile.draft.weight_bytes
 
 
 def first_to_break(row: Figures) -> Figures:

@@ -25,9 +25,11 @@ from pontil.runtime.planner.profile_loads import ReplayedLoad, worker_times
 # The rest is imported where it is used: no other command needs asyncio.
 if TYPE_CHECKING:
     from pontil.launcher.tools.planner.profiled_launch import LaunchTimes
-    from pontil.runtime.planner.device_profile import DeviceProfile
+    from pontil.runtime.planner.device_profile import DeviceProfile, DraftTimes
 
 MIXED = "mixed"
+# Of a worker without guesses: those are measured for themselves, or cost nothing.
+NO_GUESSES: dict[str, Any] = {"speculative_model": None, "speculative_tokens": 0}
 
 
 @click.command(cls=LaunchCommand, short_help="Measure a model on a device, for `plan`.")
@@ -64,10 +66,12 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
     workers = [child for child in topology.children if child.role == MIXED]
     if len(workers) != 1 or workers[0].size > 1:
         raise OptionError("a profile is that of one worker of one device: name one by --mixed, like cpu:0 or cuda:0.")
+    if options.speculative_model is not None and given["speculative_model"] is None:
+        raise OptionError("a profile knows --speculative-model as a flag: leave it out of files and the environment.")
     with_file = {} if config is None else {"config": config}
     watch = OtherPrograms()
     tell("a launch under loads")
-    with launched(words_of(given | with_file)) as launch:
+    with launched(words_of(given | NO_GUESSES | with_file)) as launch:
         times = launch_times(launch, topology.served, workers[0].config)
     others = [core for core in machine.cores if core not in workers[0].config["cores"]]
     text = measured(workers[0].config, rounds, times, others)
@@ -85,29 +89,58 @@ def tell(what: str) -> None:
 
 def measured(config: dict[str, Any], rounds: int, launch: "LaunchTimes", others: Sequence[int]) -> str:
     """Return the profile's text. Raises LaunchError."""
-    from pontil.runtime.planner.company import company_times
-    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, StepTimes
-    from pontil.runtime.planner.measuring import StepMeter, about, clock_of, machine_of, measure_pulls
-
-    company = CompanyTimes()
     try:
-        tell("loading the model")
-        with machine_of(config) as (worker, machine, sizes):
-            meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
-            steps = meter.measure()
-            # As many cores as the worker has.
-            if worker.device == "cpu" and len(others) >= len(worker.cores):
-                tell("steps beside another process")
-                with companion(config, others[: len(worker.cores)]) as have_other:
-                    company = company_times(meter, have_other)
-            tell("pulls of KV blocks")
-            times = StepTimes(steps, measure_pulls(machine))
-            made = DeviceProfile(about(worker, machine), sizes, times, launch.host, company)
+        made = measured_worker(config | NO_GUESSES, rounds, launch, others)
+        if config["speculative_model"] is not None:
+            made = replace(made, draft=measured_draft(config, rounds))
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     tell("a worker's turns")
     turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launch.worker))
     return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
+
+
+def measured_worker(
+    config: dict[str, Any], rounds: int, launch: "LaunchTimes", others: Sequence[int]
+) -> "DeviceProfile":
+    """Measure a worker's own engine in this process. Raises ModelError."""
+    from pontil.runtime.planner.company import company_times
+    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, StepTimes
+    from pontil.runtime.planner.measuring import (
+        StepMeter,
+        about,
+        clock_of,
+        machine_of,
+        measure_disk,
+        measure_pulls,
+    )
+
+    company, disk = CompanyTimes(), DiskTimes()
+    tell("loading the model")
+    with machine_of(config) as (worker, machine, sizes):
+        meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
+        steps = meter.measure()
+        # As many cores as the worker has.
+        if worker.device == "cpu" and len(others) >= len(worker.cores):
+            tell("steps beside another process")
+            with companion(config, others[: len(worker.cores)]) as have_other:
+                company = company_times(meter, have_other)
+        tell("pulls of KV blocks")
+        times = StepTimes(steps, measure_pulls(machine))
+        if worker.kv_tier_disk is not None:
+            tell("blocks on the disk")
+            disk = measure_disk(worker, machine)
+        return DeviceProfile(about(worker, machine), sizes, times, launch.host, company, disk)
+
+
+def measured_draft(config: dict[str, Any], rounds: int) -> "DraftTimes":
+    """Measure the model that guesses beside the worker's. Raises ModelError."""
+    from pontil.runtime.planner.measuring import machine_of, measure_draft
+
+    tell("loading the draft model")
+    with machine_of(config) as (worker, machine, _):
+        tell("steps of the draft model")
+        return measure_draft(config["speculative_model"], worker, machine, rounds)
 
 
 def replayed(profile: "DeviceProfile") -> list[ReplayedLoad]:

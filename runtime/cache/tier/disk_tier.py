@@ -125,6 +125,16 @@ def seal(header: bytes, slot: int, said: bytes) -> bytes:
     return hashlib.blake2b(SLOT.pack(slot) + said, digest_size=HASH_BYTES, key=header).digest()
 
 
+def slot_bytes_of(block_bytes: int) -> int:
+    """Return the bytes of a slot for blocks of so many."""
+    return -(-block_bytes // PAGE) * PAGE
+
+
+def slots_of(size: int, block_bytes: int) -> int:
+    """Return how many blocks of so many bytes a tier of `size` bytes has."""
+    return min(MOST_SLOTS, size // (slot_bytes_of(block_bytes) + RECORD_BYTES))
+
+
 class DiskTier(SlotEntries):
     """A KVTier of `size` bytes in the folder `name` under `path`: a file of slots and an index file, locked. What was
     stored by an earlier process is here again, if it had the same `identity`: the model, the layout of a block and
@@ -136,8 +146,8 @@ class DiskTier(SlotEntries):
 
     def __init__(self, path: str | Path, name: str, size: int, block_bytes: int, identity: str) -> None:
         self.name, self.block_bytes = "disk", block_bytes
-        self.slot_bytes = -(-block_bytes // PAGE) * PAGE
-        super().__init__(min(MOST_SLOTS, size // (self.slot_bytes + RECORD_BYTES)))
+        self.slot_bytes = slot_bytes_of(block_bytes)
+        super().__init__(slots_of(size, block_bytes))
         self.path = Path(path) / name.replace(":", "-")
         self.header = make_header(identity, block_bytes, self.capacity)
         self.number = 0

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_profile import small_profile
 
-from pontil.runtime.planner.device_profile import DIGEST, ProfileError, digest_of, read_profile
+from pontil.runtime.planner.device_profile import (
+    DIGEST,
+    DeviceProfile,
+    DiskTimes,
+    DraftTimes,
+    ProfileError,
+    digest_of,
+    read_profile,
+)
 
 SMALL = small_profile()
 JSON = st.recursive(
@@ -27,8 +36,14 @@ def signed(change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps({**told, DIGEST: digest_of(told)}).encode()
 
 
-def test_what_was_written_is_read() -> None:
-    assert read_profile(SMALL.text().encode()) == SMALL
+DRAFT = DraftTimes("smaller", 1024, 1 << 20, 0.25, ((1.0, 0.5), (64.0, 4.0)))
+
+
+@pytest.mark.parametrize("made", [SMALL, replace(SMALL, disk=DiskTimes(0.5, 0.2, 1.0), draft=DRAFT)])
+def test_what_was_written_is_read(made: DeviceProfile) -> None:
+    """What was not measured is left out, and an earlier version's file has none of it."""
+    assert read_profile(made.text().encode()) == made
+    assert ("draft" in json.loads(made.text())) == (made.draft == DRAFT)
 
 
 def test_a_change_behind_the_digest_is_seen() -> None:
@@ -52,6 +67,8 @@ def test_a_change_behind_the_digest_is_seen() -> None:
         (lambda told: told["times"].update(pulls=[[1, 2, 3]]), "each of 2 numbers"),
         (lambda told: told["times"].update(pulls=[[1, True]]), "each of 2 numbers"),
         (lambda told: told.update(times=[]), "has not the fields"),
+        (lambda told: told.update(draft={"model": "smaller"}), "no steps of smaller, which guesses"),
+        (lambda told: told.update(disk={"read": "fast"}), "disk.read is none of the values"),
     ],
 )
 def test_what_no_profile_has_is_one_sentence(change: Callable[[dict[str, Any]], object], reason: str) -> None:

@@ -10,7 +10,9 @@ import pytest
 from recorded_profile import small_profile
 from virtual_fork import in_virtual_time
 
+from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
+from pontil.runtime.planner.planned_tiers import TierBlocks
 from pontil.runtime.planner.planned_worker import PlannedModel
 from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedTrial
 
@@ -48,6 +50,26 @@ def cached(model: PlannedModel) -> int:
     return sum(one.cached_tokens for one in report.requests)
 
 
+def disks(model: PlannedModel, milliseconds: float) -> PlannedModel:
+    """Return the model with a tier on a disk, from which a block is read first in so many milliseconds."""
+    profile = replace(model.profile, disk=DiskTimes(0.5, 0.2, milliseconds))
+    return replace(model, profile=profile, tier_blocks=TierBlocks(disk=64))
+
+
+def run_drafts(model: PlannedModel, accepted: float | None) -> dict[str, Any]:
+    """Put longer answers on a worker whose draft model guesses right with this chance, or that has none."""
+    drafts = replace(model.profile, draft=DraftTimes("small", 1024, 1 << 18, 0.1, ((1.0, 0.5), (64.0, 4.0))))
+    made = model if accepted is None else replace(model, profile=drafts, drafts=True, guesses=6, accepted=accepted)
+    site = PlannedSite(MIXED, made, 1)
+    asked = ((prompt, 96) for prompt, _ in questions())
+    report = PlannedTrial(site, PlannedLoad(4, 2), asked).run()
+    (worker,) = site.workers
+    drafted, pool = worker.worker.machine.engine.drafted, worker.worker.machine.pool.capacity
+    assert not site.world.failures and all(one.tokens == 96 for one in report.requests)
+    site.close()
+    return {"seconds": report.seconds, "drafted": drafted, "pool": pool}
+
+
 def run(model: PlannedModel, topology: PlannedTopology, load: PlannedLoad, shared: int = 0) -> dict[str, Any]:
     site = PlannedSite(topology, model, load.seed)
     report = PlannedTrial(site, load, questions(shared)).run()
@@ -75,7 +97,10 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
             "two": run(model, MIXED_TWO, PlannedLoad(8, 4)),
             "two on one core": run(replace(model, cores=1), MIXED_TWO, PlannedLoad(8, 4)),
             "clients": run(with_clients, MIXED, PlannedLoad(4, 1)),
-            "small": [cached(small), cached(replace(small, tier_blocks=64))],
+            "small": [cached(small), cached(replace(small, tier_blocks=TierBlocks(memory=64)))],
+            "disks": [cached(disks(small, milliseconds)) for milliseconds in (1.0, 20.0)],
+            "both": cached(replace(disks(small, 1.0), tier_blocks=TierBlocks(8, 64))),
+            "drafts": [run_drafts(model, accepted) for accepted in (None, 0.9, 0.0)],
             "open": run(model, MIXED, PlannedLoad(20, 1, 100.0, 3)),
         }
 
@@ -103,6 +128,14 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
         assert other["arrivals"][0] - other["sent"] == pytest.approx(one["arrivals"][0] - one["sent"] + 0.003, abs=1e-3)
     # Eight prompts of four blocks in turn do not fit into 16 of them; those that are evicted are in the tier.
     assert told["small"] == [0, 16 * (PROMPT - 1)]
+    # A disk does as well, if it is not slower than computing.
+    assert told["disks"] == [told["small"][1], 0] and told["both"] == told["small"][1]
     # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
     assert told["open"]["busy"]["mixed"] > 0.9
     assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0
+    # A draft model that is often right saves steps; one that never is costs a small part of them. Both models have
+    # their KV in the memory of the one.
+    plain, often, never = told["drafts"]
+    assert often["seconds"] < 0.7 * plain["seconds"] < plain["seconds"] < never["seconds"] < 1.1 * plain["seconds"]
+    assert often["drafted"] > 10 * never["drafted"] > 0 == plain["drafted"]
+    assert (often["pool"], plain["pool"]) == (1024 * 4096 // 5120 - 1, 1023)

@@ -22,6 +22,7 @@ from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
 from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
+from pontil.runtime.planner.device_profile import read_profile
 from pontil.runtime.planner.planned_site import PlannedTopology
 from pontil.runtime.planner.step_costs import StepCosts
 
@@ -164,7 +165,10 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--mixed", "1", "--clients-here"), "--clients-here goes with --cores"),
         (("--mixed", "1", "--kv-cache-memory", "much"), "must be a size like 2GiB"),
         (("--mixed", "1", "--kv-cache-memory", "4KiB"), "two of them are more than was given"),
-        (("--mixed", "1", "--kv-tier", "disk:/tmp/x:1GiB"), "the time of a disk is in no profile"),
+        (("--mixed", "1", "--kv-tier", "disk:/tmp/x:1GiB"), "needs the times of a disk, and the profile has none"),
+        (("--mixed", "1", "--kv-tier", "tape:1GiB"), "must be tiers like memory:8GiB"),
+        (("--mixed", "1", "--speculative-model", "x"), "needs its times, and the profile has none"),
+        (("--mixed", "1", "--accepted", "1.5"), "--accepted"),
         (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
     ],
 )
@@ -226,8 +230,15 @@ def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> 
     """The same requests under the same names. The times are no verdict: they are those of a busy machine."""
     write_tiny_llama(tmp_path / "tiny", max_model_len=1024)
     file, load = tmp_path / "profile.json", ("--concurrency", "1,4", "--output-tokens", "16", "--json")
-    flags = ("--model", str(tmp_path / "tiny"), "--mixed", f"cpu:{CORE}")
-    real("profile", *flags, "--rounds", "2", "-o", str(file))
+    flags, disk = ("--model", str(tmp_path / "tiny"), "--mixed", f"cpu:{CORE}"), f"disk:{tmp_path}:64MiB"
+    drafts = ("--speculative-model", str(tmp_path / "tiny"))
+    real("profile", *flags, *drafts, "--kv-tier", disk, "--rounds", "2", "-o", str(file))
+    made = read_profile(file.read_bytes())
+    assert made.disk.read > 0 and made.disk.write > 0 and made.draft.model == drafts[1] and made.draft.ratio == 1.0
+    assert made.draft.block_bytes == made.sizes.block_bytes and [rows for rows, _ in made.draft.runs][:3] == [1, 2, 4]
+    assert not list(tmp_path.glob("profile-*"))
+    more = ("--kv-tier", disk, *drafts, "--accepted", "0.8", "--requests", "4")
+    assert json.loads(real("plan", "--profile", str(file), "--mixed", "1", *more, "--json"))["failures"] == 0
     planned = real("plan", "--profile", str(file), "--mixed", "1", *load)
     with launched(["--role", "mixed", *flags]) as launch:
         measured = real("bench", launch.url, "--vocabulary", "250", *load)
