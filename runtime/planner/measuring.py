@@ -12,14 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from pontil.gpu_ops.kv.digest import block_digests
-from pontil.runtime.cache.prefix import KEY_BYTES
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.disk_tier import RECORD_BYTES, DiskTier, slot_bytes_of
-from pontil.runtime.cache.tier.measure import seconds_of_block
+from pontil.runtime.cache.tier.measure import seconds_of_block, seconds_of_full
 from pontil.runtime.config.worker_config import WorkerConfig, worker_config
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
@@ -217,30 +214,12 @@ def measure_tier(config: WorkerConfig, machine: WorkerResources) -> DiskTimes:
     try:
         if not tier.capacity:
             raise OSError(f"a block takes {size} bytes, which the tier has not")
-        passes = [disk_pass(tier, storage) for _ in range(PASSES)]
-        write, read = (min(some) for some in zip(*passes, strict=True))
+        passes = [seconds_of_full(tier, storage) for _ in range(PASSES)]
+        write, read = (round(1e3 * min(some), 4) for some in zip(*passes, strict=True))
         return DiskTimes(write, read, round(1e3 * seconds_of_block(tier, storage), 4))
     finally:
         tier.close()
         shutil.rmtree(tier.path, ignore_errors=True)
-
-
-def disk_pass(tier: DiskTier, storage: KVStorage) -> tuple[float, float]:
-    """Fill a tier and read it. Return the milliseconds of a block for both, with its digest."""
-    rows = np.random.default_rng(1).integers(0, 256, (1, storage.layout.block_bytes), dtype=np.uint8)
-    weights = storage.weights_of(len(storage.layout.kv_heads))
-    keys = [number.to_bytes(KEY_BYTES, "big") for number in range(tier.capacity)]
-    begun = time.perf_counter()
-    for key in keys:
-        tier.put(key, rows[0], block_digests(rows, [0], weights)[0])
-    written = time.perf_counter()
-    for key in keys:
-        tier.get(key, rows[0])
-        block_digests(rows, [0], weights)
-    read = time.perf_counter()
-    for key in keys:
-        tier.drop(key)
-    return round(1e3 * (written - begun) / len(keys), 4), round(1e3 * (read - written) / len(keys), 4)
 
 
 def measure_draft(name: str, config: WorkerConfig, machine: WorkerResources, rounds: int) -> DraftTimes:

@@ -9,6 +9,7 @@ from functools import partial
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.costs import TierCosts
+from pontil.runtime.cache.tier.disk_tier import slots_of
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import Block
 from pontil.runtime.cache.tier.tier_store import STAGING_BYTES, TierResult, TierStore
@@ -35,6 +36,11 @@ class TierBlocks:
 
     memory: int = 0
     disk: int = 0
+
+    @classmethod
+    def of(cls, memory: int, disk: int, block_bytes: int) -> "TierBlocks":
+        """Return those of tiers of so many bytes."""
+        return cls(memory // block_bytes, slots_of(disk, block_bytes))
 
     def __bool__(self) -> bool:
         return bool(self.memory or self.disk)
@@ -92,7 +98,7 @@ class PlannedTierStore(TierStore):
             return self.free_at - now
         pause = super().turn()
         if pause is not None:
-            # What the tiers took has passed here.
+            # The time that the tiers took has passed here.
             self.free_at = self.process.world.now()
             self.process.hold_up(self.free_at - now)
         return pause

@@ -18,7 +18,6 @@ from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
-from pontil.runtime.cache.tier.disk_tier import slots_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
@@ -121,8 +120,7 @@ def check_draft(profile: DeviceProfile, given: dict[str, Any]) -> bool:
 
 def tiers_of(profile: DeviceProfile, tiers: Sequence[TierItem]) -> TierBlocks:
     """Return the blocks of these tiers. Raises OptionError for a disk that was not measured."""
-    size = profile.sizes.block_bytes
-    made = TierBlocks(bytes_of(tiers, MEMORY) // size, slots_of(bytes_of(tiers, DISK), size))
+    made = TierBlocks.of(bytes_of(tiers, MEMORY), bytes_of(tiers, DISK), profile.sizes.block_bytes)
     if made.disk and not profile.disk.read:
         raise OptionError(
             "--kv-tier disk needs the times of a disk, and the profile has none: measure them with `pontil profile "

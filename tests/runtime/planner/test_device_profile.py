@@ -41,7 +41,7 @@ DRAFT = DraftTimes("smaller", 1024, 1 << 20, 0.25, ((1.0, 0.5), (64.0, 4.0)))
 
 @pytest.mark.parametrize("made", [SMALL, replace(SMALL, disk=DiskTimes(0.5, 0.2, 1.0), draft=DRAFT)])
 def test_what_was_written_is_read(made: DeviceProfile) -> None:
-    """What was not measured is left out, and an earlier version's file has none of it."""
+    """Leave out what was not measured, and read an earlier version's file, which has none of it."""
     assert read_profile(made.text().encode()) == made
     assert ("draft" in json.loads(made.text())) == (made.draft == DRAFT)
 

@@ -83,7 +83,6 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
 
     def work() -> dict[str, Any]:
         one = run(model, MIXED, PlannedLoad(4, 1))
-        small = planned_model(small_profile(blocks=17))
         host = replace(model.profile.host, client_request=1.0, client_event=2.0)
         with_clients = replace(model, cores=2, has_clients=True, profile=replace(model.profile, host=host))
         return {
@@ -97,10 +96,6 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
             "two": run(model, MIXED_TWO, PlannedLoad(8, 4)),
             "two on one core": run(replace(model, cores=1), MIXED_TWO, PlannedLoad(8, 4)),
             "clients": run(with_clients, MIXED, PlannedLoad(4, 1)),
-            "small": [cached(small), cached(replace(small, tier_blocks=TierBlocks(memory=64)))],
-            "disks": [cached(disks(small, milliseconds)) for milliseconds in (1.0, 20.0)],
-            "both": cached(replace(disks(small, 1.0), tier_blocks=TierBlocks(8, 64))),
-            "drafts": [run_drafts(model, accepted) for accepted in (None, 0.9, 0.0)],
             "open": run(model, MIXED, PlannedLoad(20, 1, 100.0, 3)),
         }
 
@@ -126,13 +121,26 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
     # A client takes 1 ms to send a request and 2 ms to read each event: that of one stream is busy for none of a step.
     for one, other in zip(told["one"]["requests"], told["clients"]["requests"], strict=True):
         assert other["arrivals"][0] - other["sent"] == pytest.approx(one["arrivals"][0] - one["sent"] + 0.003, abs=1e-3)
+    # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
+    assert told["open"]["busy"]["mixed"] > 0.9
+    assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0
+
+
+def test_tiers_and_models_that_draft_have_their_times(model: PlannedModel) -> None:
+    def work() -> dict[str, Any]:
+        small = planned_model(small_profile(blocks=17))
+        return {
+            "small": [cached(small), cached(replace(small, tier_blocks=TierBlocks(memory=64)))],
+            "disks": [cached(disks(small, milliseconds)) for milliseconds in (1.0, 20.0)],
+            "both": cached(replace(disks(small, 1.0), tier_blocks=TierBlocks(8, 64))),
+            "drafts": [run_drafts(model, accepted) for accepted in (None, 0.9, 0.0)],
+        }
+
+    told = in_virtual_time(work)
     # Eight prompts of four blocks in turn do not fit into 16 of them; those that are evicted are in the tier.
     assert told["small"] == [0, 16 * (PROMPT - 1)]
     # A disk does as well, if it is not slower than computing.
     assert told["disks"] == [told["small"][1], 0] and told["both"] == told["small"][1]
-    # More is asked for than a worker can do: it is busy all the time, and nothing is answered faster than that.
-    assert told["open"]["busy"]["mixed"] > 0.9
-    assert len(told["open"]["requests"]) / told["open"]["seconds"] < 100.0
     # A draft model that is often right saves steps; one that never is costs a small part of them. Both models have
     # their KV in the memory of the one.
     plain, often, never = told["drafts"]

@@ -228,10 +228,10 @@ ARROWS: dict[str, set[str]] = {
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
-        "runtime/cache", "runtime/cache/tier", "runtime/engine/runner", "runtime/engine/sampling",
-        "runtime/engine/sequences", "runtime/grammar", "runtime/loaders/builtin", "runtime/models",
-        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe", "runtime/proxy",
-        "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
+        "runtime/cache", "runtime/cache/tier", "runtime/engine/drafts", "runtime/engine/runner",
+        "runtime/engine/sampling", "runtime/engine/sequences", "runtime/grammar", "runtime/loaders/builtin",
+        "runtime/models", "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/probe",
+        "runtime/proxy", "runtime/proxy/requests", "runtime/tokenizer", "runtime/transfer", "runtime/transfer/shm",
         "runtime/wire/simulated", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/ranks",
         "runtime/worker/start",
     },
