@@ -45,9 +45,9 @@ class LeasedPromptWork(Generation):
 
 
 class LeaseMoves:
-    """The moves of the leases that one proxy bills. It asks for each prompt once more, billed to nobody: another worker
-    pulls its blocks from the one that drains, or computes them. The lease's time goes on meanwhile, and its first
-    worker keeps it until the other one does. Where none can, the rest is refunded.
+    """The moves of the leases that one proxy bills. Of those of a worker that drains it asks for each prompt once more,
+    billed to nobody: another worker pulls its blocks, or computes them. The lease's time goes on meanwhile, and its
+    first worker keeps it until the other one does. Where none can, the rest is refunded. Others `follow` prompts.
 
     `try_at` sends work by a route, or not at all. `tries` counts those that failed, by lease and target."""
 
