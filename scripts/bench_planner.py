@@ -14,7 +14,6 @@ has already are not measured again: a run that was broken off goes on. --cases m
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -138,8 +137,6 @@ class PlannerBench:
         # No two runs have a prompt in common: a launch has the KV of those before.
         self.seeds = count(1)
         self.rows: list[dict[str, Any]] = []
-        # Each try has prompts of its own, as a launch finds what it has seen, in another of its loads too.
-        self.seeds = itertools.count(1)
         if given.rows is not None and given.rows.exists():
             self.rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
 
