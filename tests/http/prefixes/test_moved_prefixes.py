@@ -66,7 +66,8 @@ def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: P
     assert second.prompt == IDS[:32] == first.prompt and second.cache_salt != ""
     assert second.lease is not None and second.lease["age"] >= 0.0 and second.lease["seconds"] == 600
     eventually(lambda: shown(made, name)["state"] == "held", "the end of the move")
-    assert [one.action for one in holder.orders] == ["let_go"] and not other.orders
+    # Once more for each word that it says before it has heard.
+    assert {one.action for one in holder.orders} == {"let_go"} and not other.orders
     after = shown(made, name)
     for field in ("created_at", "ttl", "tokens", "bytes"):
         assert after[field] == kept[field]
@@ -200,12 +201,12 @@ def test_a_lease_follows_a_prompt_that_was_computed_elsewhere(made: ScriptedSite
     with full(made, holder):
         ask(made, [*IDS, 7])
         eventually(lambda: name in other.leases and name not in holder.leases, "the move")
-        assert [one.action for one in other.orders] == ["resume"] and [one.action for one in holder.orders] == [
-            "let_go"
-        ]
+        assert [one.action for one in other.orders] == ["resume"]
+        heard = len(holder.orders)
         holder.say(replace(late, seconds=601))
-        eventually(lambda: len(holder.orders) == 2, "the answer to what it said late")
-    assert holder.orders[1].action == "let_go" and other.leases[name].state.moves == 1
+        eventually(lambda: len(holder.orders) > heard, "the answer to what it said late")
+        assert {one.action for one in holder.orders} == {"let_go"}
+    assert other.leases[name].state.moves == 1
     after = shown(made, name)
     assert after["state"] == "held"
     for field in ("created_at", "ttl", "tokens", "bytes"):

@@ -37,7 +37,9 @@ def test_sound_is_that_of_plain_modules(tiny: TinyOrpheus, count: int) -> None:
     ours, found = load_snac(tiny.path), frames(count)
     noise, made = ours.noise(found), ours.decode(found)
     assert len(made) == count * FRAME_SAMPLES and made.std() > 0.1
-    torch.testing.assert_close(made, tiny.snac.sound(found, noise), atol=1e-4, rtol=0)
+    # Convolutions add in another order on each processor, which periodic activations magnify at a few samples.
+    error = (made - tiny.snac.sound(found, noise)).abs()
+    assert error.max() < 5e-4 and error.mean() < 5e-5
 
 
 def test_the_noise_of_a_frame_is_its_own(tiny: TinyOrpheus) -> None:
