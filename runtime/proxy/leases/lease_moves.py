@@ -85,7 +85,8 @@ class LeaseMoves:
         """Have the leases of a request's caller follow its prompt, which has ended at a worker that had to compute what
         they are on: theirs had no room, or is gone. The blocks are there now, so that costs nobody anything."""
         route = request.attempts.route
-        if not self.leases.views or route is None or request.trial:
+        # Leases are of the first model. Keys say nothing of a model: another one has equal ones for equal ids.
+        if not self.leases.views or route is None or request.trial or request.work.group is not None:
             return
         worker = self.registry.workers.get(route.prefill.incarnation)
         if worker is None:
