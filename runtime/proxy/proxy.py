@@ -127,6 +127,7 @@ class Proxy:
         changes, dispatcher = OperatorChanges(self.registry, clock), self.dispatcher
         self.load = LoadWatch(config, dispatcher.asked, self.queued_work, changes, clock, dispatcher.forecast)
         self.metrics.watch_load(self.load)
+        dispatcher.waits.token_seconds = self.load.token_seconds
         self.link = ControlLink(config, self.metrics.threads)
         self.kv_transfers = KVTransfers(
             self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers

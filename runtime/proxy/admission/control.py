@@ -175,14 +175,17 @@ class AdmissionControl:
         self.queue_of(request).drop(request, self.clock())
 
     def dispatch(self) -> None:
-        """Send queued requests to workers, in turn, as far as there is room. A call during another one returns at
-        once: the outer call goes on until there is no room."""
+        """Send queued requests to workers, in turn, as far as there is room; park those that wait for a lease. A call
+        during another one returns at once: the outer call goes on until there is no room."""
         if self.dispatching:
             return
         self.dispatching = True
         try:
             while placement := self.next_with_room():
                 request, route = placement
+                if self.dispatcher.waits.awaits_lease(request):
+                    self.queue_of(request).park(request, self.clock())
+                    continue
                 self.queue_of(request).serve(request, self.clock())
                 request.begin(route, self.clock())
                 self.dispatcher.launch(request)
@@ -220,8 +223,12 @@ class AdmissionControl:
         return None if estimate is None else estimate.after(waiting.tokens + tokens, waiting.choices + lines)
 
     def pass_time(self, now: float) -> None:
-        self.queue.pass_time(now)
-        self.background.pass_time(now)
+        """Advance the clock, and have those wait for room again that wait for no lease any more."""
+        for queue in (self.queue, self.background):
+            queue.pass_time(now)
+            for request in [entry.item for entry in queue.parked.values()]:
+                if not self.dispatcher.waits.awaits_lease(request):
+                    queue.unpark(request, now)
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""

@@ -31,7 +31,8 @@ EVERYBODY = ""
 
 
 class FairQueue(Generic[T]):
-    """Waiting items, told apart by identity. Conservation: each one pushed leaves by exactly one `pop` or `remove`.
+    """Waiting items, told apart by identity. Conservation: each one pushed leaves by exactly one `pop` or `remove`,
+    and comes back with `put_back` after `take_out`.
 
     push, pop and remove compare O(log callers) times, and move the pointers of as many callers, or of as many
     priorities, as have something waiting. Without `fair` the order is (priority, arrival) over all callers.
@@ -154,13 +155,24 @@ class FairQueue(Generic[T]):
 
     def remove(self, item: T) -> bool:
         """Take an item out unserved, at no cost to its caller; return False where it was not waiting."""
-        entry = self.entries.get(id(item))
-        if entry is None:
+        if item not in self:
             return False
+        self.take_out(item)
+        return True
+
+    def take_out(self, item: T) -> QueueEntry[T]:
+        """Take out an item that waits for something else now; return what puts it back."""
+        entry = self.entries[id(item)]
         level = self.levels[entry.priority]
         level.take(entry, level.backlogs[entry.caller].start)
         self.forget(entry)
-        return True
+        return entry
+
+    def put_back(self, entry: QueueEntry[T]) -> None:
+        """Have an item wait again that was taken out, before what its caller has pushed since it came. Its caller gets
+        no credit for the time in which nothing else of it waited."""
+        self.entries[id(entry.item)] = entry
+        self.level_for(entry.priority).put_back(entry)
 
     def ahead_of(self, priority: int, caller: str, cost: float = 0.0) -> float:
         """Return the cost of what would be served before an item that came now, if nothing else came after it.

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -70,6 +71,14 @@ class CallerBacklog(Generic[T]):
         self.most_cost = max(self.most_cost, entry.cost)
         self.most_weight = max(self.most_weight, entry.weight)
 
+    def put_back(self, entry: QueueEntry[T]) -> None:
+        """Add an entry that was taken out, before those that came later."""
+        self.add(entry)
+        for line in (self.entries, self.lanes[entry.lane]):
+            earlier = [*takewhile(lambda arrival: arrival < entry.arrival, line), entry.arrival]
+            for arrival in reversed(earlier):
+                line.move_to_end(arrival, last=False)
+
     def discard(self, entry: QueueEntry[T]) -> None:
         del self.entries[entry.arrival]
         lane = self.lanes[entry.lane]
@@ -108,6 +117,17 @@ class PriorityLevel(Generic[T]):
             self.line_up(backlog)
         else:
             backlog.add(entry)
+        self.cost += entry.cost
+
+    def put_back(self, entry: QueueEntry[T]) -> None:
+        """Add an entry that was taken out, at its place among those of its caller."""
+        backlog = self.backlogs.get(entry.caller)
+        if backlog is None:
+            self.push(entry)
+            return
+        self.step_out(backlog)
+        backlog.put_back(entry)
+        self.line_up(backlog)
         self.cost += entry.cost
 
     def begin(self, caller: str) -> float:

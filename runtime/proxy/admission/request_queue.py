@@ -10,6 +10,7 @@ from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.jitter import fraction
+from pontil.runtime.proxy.admission.priority_level import QueueEntry
 from pontil.runtime.proxy.fleet.service_rate import Seats, ServiceRate, WaitEstimate
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
@@ -32,9 +33,9 @@ LEAST_RETRY_SECONDS = 1.0
 class RequestQueue:
     """Requests that wait for a worker, in an order that several of these queues may share: those of a queue `behind`
     another one are in nobody's wait there. `push`, then `serve` when a worker has room; `advanced` and `started` as its
-    prompt is computed, `drop` when the request ends in any way. `deadline` is in seconds from arrival until the prompt
-    is computed or the first token has arrived: a prompt that is being computed is not waiting. `claimable` returns the
-    seats that a caller can have of those that hold more than their part.
+    prompt is computed, `drop` when the request ends in any way. One whose turn has come may be `parked`. `deadline` is
+    in seconds from arrival until the prompt is computed or the first token has arrived: a prompt that is being computed
+    is not waiting. `claimable` returns the seats that a caller can have of those that hold more than their part.
 
     In a fair share a request costs its prompt's tokens and those that it is expected to generate; when it ends, the
     share is corrected by what the workers counted. Conservation: `costs` has exactly the waiting requests, and
@@ -55,7 +56,9 @@ class RequestQueue:
         self.deadline, self.jitter, self.claimable, self.behind = deadline, jitter, claimable, behind
         self.waiting: FairQueue[Request] = FairQueue() if order is None else order
         self.fair = self.waiting.fair
-        # Waiting requests and their prompt tokens by caller.
+        # Requests that wait for something else than room, with what puts them back.
+        self.parked: dict[str, QueueEntry[Request]] = {}
+        # Waiting requests and their prompt tokens by caller, parked ones among them.
         self.places: Counter[str] = Counter()
         self.place_tokens: Counter[str] = Counter()
         self.rate = ServiceRate(seats)
@@ -92,16 +95,35 @@ class RequestQueue:
         self.pass_time(now)
         cost = self.costs[request.id] = self.cost_of(request)
         self.count(request, cost, 1)
+        self.keep(request, 1)
         ticket = request.ticket
         self.waiting.push(request, ticket.caller, ticket.weight, ticket.place, cost, lane_of(request))
 
-    def count(self, request: Request, cost: float, change: int) -> None:
-        """Add a request to the sums (1) or remove it (-1)."""
-        self.tokens += change * len(request.prompt)
+    def park(self, request: Request, now: float) -> None:
+        """Take out a request whose turn has come, and that waits for something else than room. It is in nobody's wait
+        meanwhile."""
+        self.pass_time(now)
+        self.parked[request.id] = self.waiting.take_out(request)
+        self.count(request, self.costs.pop(request.id), -1)
+
+    def unpark(self, request: Request, now: float) -> None:
+        """Have a parked request wait for room again, at its place."""
+        self.pass_time(now)
+        entry = self.parked.pop(request.id)
+        self.costs[request.id] = entry.cost
+        self.count(request, entry.cost, 1)
+        self.waiting.put_back(entry)
+
+    def keep(self, request: Request, change: int) -> None:
+        """Count the memory of a request that waits, for whatever, (1) or no longer does (-1)."""
         for places, amount in ((self.places, 1), (self.place_tokens, len(request.prompt))):
             places[request.ticket.caller] += change * amount
             if not places[request.ticket.caller]:
                 del places[request.ticket.caller]
+
+    def count(self, request: Request, cost: float, change: int) -> None:
+        """Add a request to the sums (1) or remove it (-1)."""
+        self.tokens += change * len(request.prompt)
         self.choices += change * request.params.n
         # Reset the sum of an empty queue, so that rounding errors do not stay in it.
         self.cost = self.cost + change * cost if self.choices else 0.0
@@ -112,6 +134,7 @@ class RequestQueue:
         self.waiting.serve(request)
         cost = self.charged[request.id] = self.costs.pop(request.id)
         self.count(request, cost, -1)
+        self.keep(request, -1)
         self.uncomputed[request.id] = len(request.prompt)
         self.to_compute += len(request.prompt)
         self.sent[request.id] = now
@@ -149,6 +172,9 @@ class RequestQueue:
         self.pass_time(now)
         if self.waiting.remove(request):
             self.count(request, self.costs.pop(request.id), -1)
+            self.keep(request, -1)
+        elif self.parked.pop(request.id, None) is not None:
+            self.keep(request, -1)
         uncomputed_tokens = self.forget_prompt(request)
         if (charged := self.charged.pop(request.id, None)) is not None:
             ticket, usage = request.ticket, request.usage
@@ -193,7 +219,7 @@ class RequestQueue:
         """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,
         and RequestError for what is always too much."""
         tokens = sum(len(work.prompt) for work in works)
-        if len(self) and not self.has_place(ticket.caller, len(works), tokens):
+        if (len(self) or self.parked) and not self.has_place(ticket.caller, len(works), tokens):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
         wait, estimate = self.wait(ticket, tokens, share), self.now_wait
         if wait is None or estimate is None:
@@ -210,9 +236,11 @@ class RequestQueue:
     def has_place(self, caller: str, requests: int, tokens: int) -> bool:
         """Return whether a caller may have so many more waiting. One with a single prompt and nothing waiting needs
         room only; another one leaves a part of the memory free for others, and all together never take it."""
+        parked_tokens = sum(len(entry.item.prompt) for entry in self.parked.values())
+        room = MOST_WAITING - len(self) - len(self.parked) - requests
+        token_room = MOST_WAITING_TOKENS - self.tokens - parked_tokens - tokens
         if not self.fair or (requests == 1 and caller not in self.places):
-            return len(self) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
-        room, token_room = MOST_WAITING - len(self) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
+            return room >= 0 and token_room >= 0
         held_places, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
         return held_places <= LEFT_FREE * room and held_tokens <= LEFT_FREE * token_room
 

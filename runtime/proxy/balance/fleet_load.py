@@ -137,11 +137,15 @@ class FleetLoad:
             self.learned[name] = counts
             self.costs.add(new.steps, new.microseconds * MICROSECOND, new.tokens, new.prompt_tokens)
 
+    def prompt_token(self, workers: Sequence[RegisteredWorker]) -> float | None:
+        """Return the seconds of a prompt token in full steps of these workers; None while that is not known."""
+        step_tokens = min((worker.hello.max_num_batched_tokens for worker in workers), default=1)
+        return self.costs.prompt_token(step_tokens)
+
     def needs_of(self, workers: Sequence[RegisteredWorker], now: float) -> Needs | None:
         if not workers:
             return None
-        step_tokens = min(worker.hello.max_num_batched_tokens for worker in workers)
-        prompt_token, rows = self.costs.prompt_token(step_tokens), self.most_rows(workers)
+        prompt_token, rows = self.prompt_token(workers), self.most_rows(workers)
         step = self.costs.step(rows)
         if prompt_token is None or not step:
             return None

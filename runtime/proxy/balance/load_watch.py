@@ -52,6 +52,10 @@ class LoadWatch:
         """Return how many workers of each role the load needs."""
         return self.load.wanted()
 
+    def token_seconds(self) -> float | None:
+        """Return the seconds in which a worker computes a prompt token; None while that is not known."""
+        return self.load.prompt_token(self.load.group.available)
+
     @property
     def errors(self) -> Mapping[str, float]:
         return NOTHING if self.forecast is None else self.forecast.errors.means

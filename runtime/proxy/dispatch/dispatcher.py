@@ -11,6 +11,7 @@ from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.proxy.balance.fleet_load import AskedWork
 from pontil.runtime.proxy.balance.forecast import forecast_of
+from pontil.runtime.proxy.dispatch.lease_waits import LeaseWaits
 from pontil.runtime.proxy.dispatch.prefix_lookup import PrefixLookup
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
@@ -74,6 +75,7 @@ class Dispatcher:
         self.config, self.incarnation, self.registry, self.metrics = config, incarnation, registry, metrics
         self.clock, self.send, self.give_up = clock, send, give_up
         self.lookup = PrefixLookup(registry, config.routing == "cache")
+        self.waits = LeaseWaits(config, self.lookup, clock)
         self.recent_work, self.asked = RecentWork(registry), AskedWork()
         self.forecast = forecast_of(config.profile)
         self.stranded: dict[str, Request] = {}
@@ -197,10 +199,12 @@ class Dispatcher:
 
     def place(self, request: Request) -> None:
         """Begin the request's next attempt if there is a worker; end the request if there will be none. Does nothing if
-        it is no longer stranded: it may have become due more than once."""
+        it waits for a lease, or is no longer stranded: it may have become due more than once."""
         if self.stranded.get(request.id) is not request:
             return
         route, group = self.route(request), self.registry.of(request.work.group)
+        if route is not None and self.waits.awaits_lease(request):
+            return
         if route is not None:
             del self.stranded[request.id]
             request.begin(route, self.clock())

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 
@@ -66,6 +68,31 @@ class PrefixLookup:
         most = max(counts.values())
         return [incarnation for incarnation, count in counts.items() if count == most > 0]
 
+    def moving(self, group: WorkerGroup, release: WorkerRelease | None) -> list[HeldPrefixes]:
+        """Return what leases hold that requests of this release (None: of any) cannot be sent to now: their worker
+        drains, is not reached, or is gone, and another one is to have them."""
+        held: list[HeldPrefixes] = [
+            worker.prefixes
+            for worker in group.workers
+            if worker.prefixes.leased
+            and (worker.leaving or not worker.contact.reachable)
+            and release in (None, worker.release)
+        ]
+        return held + [one for name, one in group.moving.items() if one.leased and release in (None, name)]
+
+    def coming(self, request: Request) -> int:
+        """Return how many tokens of the prompt whoever has them next by a lease need not compute, more than any worker
+        that the request can be sent to now; 0 where no such lease moves."""
+        group = self.registry.of(request.work.group)
+        held = self.moving(group, request.release)
+        prefix = self.prefix_of(request, group) if held else None
+        if prefix is None:
+            return 0
+        caches = [worker.prefixes for worker in group.serving(request.release)]
+        prefix.grow([*caches, *held])
+        coming = max(cache.count_leased(prefix.keys) for cache in held) * prefix.block_size
+        return max(0, coming - max(prefix.found_in(caches), default=0))
+
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
         to be ended where it began."""
@@ -86,7 +113,8 @@ class PrefixLookup:
 
     def block_size(self, group: WorkerGroup) -> int | None:
         """Return the tokens in a block of these workers; None if they told of no prefixes."""
-        if not self.enabled or not any(worker.prefixes.keys for worker in group.workers):
+        has_any = any(worker.prefixes.keys for worker in group.workers) or any(group.moving.values())
+        if not self.enabled or not has_any:
             return None
         hello = group.any_hello
         return hello.block_size if hello is not None and hello.block_size > 0 else None
@@ -102,7 +130,7 @@ class PrefixLookup:
             return ()
         prefixes = tuple([PromptPrefix(prompt, ticket.cache_salt, size, ticket.adapter_digest) for prompt in prompts])
         for prefix in prefixes:
-            while prefix.grow([worker.prefixes for worker in group.available]):
+            while prefix.grow([*[worker.prefixes for worker in group.available], *self.moving(group, None)]):
                 await asyncio.sleep(0)
             if len(prefixes) > 1:
                 await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 """Registry of workers: added by Hello, kept by Heartbeat, drained by Goodbye, removed when they fall silent or the
 supervisor's table shows them as dead."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from pontil.runtime.proxy.fleet.registered_worker import (
 from pontil.runtime.proxy.fleet.registry_snapshot import FingerprintCache, RegistrySnapshot, context_length
 from pontil.runtime.proxy.fleet.service_rate import Seats
 from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
+from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
@@ -48,6 +50,8 @@ class WorkerGroup:
         self.fingerprints = FingerprintCache()
         self.shares = ReleaseShares()
         self.ends = ReleaseEnds()
+        # By the release whose next process is to have them.
+        self.moving: defaultdict[WorkerRelease, MovingPrefixes] = defaultdict(MovingPrefixes)
         self.members = Members(-1)
 
     @property

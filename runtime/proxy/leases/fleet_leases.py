@@ -24,6 +24,7 @@ from pontil.runtime.proxy.leases.lease_quota import LeaseQuota
 from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView, check_state, prompt_of
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
+from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
@@ -180,7 +181,7 @@ class FleetLeases:
             # place is to keep it.
             if view is not None and view.worker == message.sender:
                 view.worker, view.worker_name, view.lost = None, "", self.clock()
-                view.pin(None)
+                view.pin(self.moving(worker))
             return
         if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
             view = self.see(message, worker)
@@ -268,11 +269,15 @@ class FleetLeases:
         worker = self.registry.workers.get(view.worker or "")
         return view.is_held and (worker is None or worker.hello.draining)
 
+    def moving(self, worker: RegisteredWorker) -> MovingPrefixes:
+        """Return what routing knows of leases that this worker had, and the next one of its release is to have."""
+        return self.registry.generating.moving[worker.release]
+
     def lost(self, worker: RegisteredWorker) -> None:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
         for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
             view.worker, view.lost = None, max(view.term.began, min(self.clock(), worker.contact.last_heard))
-            view.pin(None)
+            view.pin(self.moving(worker))
             if worker.contact.last:
                 self.close(view, REFUNDED, view.lost, LEFT)
 

@@ -89,8 +89,9 @@ class Expectation:
 class Attempts:
     """Attempts one after another, by `number`. Before the first and between two of them `phases` is empty. `broken` are
     the teams that failed; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
-    was dispatched, `stranded_at` when the last one that reached its workers broke. `heard` holds the pairs of phase and
-    choice for which a frame has arrived, `sources` each worker's part in each choice."""
+    was dispatched, `stranded_at` when the last one that reached its workers broke; at `lease_awaited_at` one could have
+    begun for the first time that has waited for a lease. `heard` holds the pairs of phase and choice for which a frame
+    has arrived, `sources` each worker's part in each choice."""
 
     sent: float
     number: int = -1
@@ -99,6 +100,7 @@ class Attempts:
     broken: set[Team] = field(default_factory=set)
     excused: int = 0
     stranded_at: float | None = None
+    lease_awaited_at: float | None = None
     heard: set[tuple[str, int]] = field(default_factory=set)
     sources: dict[tuple[str, int], TokenSource] = field(default_factory=dict)
     # Of the first one, where times are predicted.

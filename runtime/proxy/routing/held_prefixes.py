@@ -111,6 +111,17 @@ class HeldPrefixes:
         return leading(keys, self.leased)
 
 
+class MovingPrefixes(HeldPrefixes):
+    """The keys of leases that no worker has now: of one that died, or let go before another one was heard. Nothing else
+    is known here."""
+
+    def end_lease(self, keys: Sequence[int]) -> None:
+        super().end_lease(keys)
+        for key in keys:
+            if key not in self.leased:
+                self.keys.pop(key, None)
+
+
 def leading(keys: Sequence[int], held_keys: Container[int]) -> int:
     """Return how many leading keys are held. A block is cached with all that come before it, so a few of the keys
     tell."""
