@@ -39,3 +39,15 @@ def test_a_flood_leaves_a_lease_whole_while_every_worker_dies_or_drains(ratio: s
     alone, beside = [json.loads(line) for line in done.stdout.splitlines()]
     assert (alone["answered"], beside["answered"], beside["kills"]) == (300, 300, 3)
     assert beside["state"] == "held" and beside["hits"] > 0 and not beside["missed"]
+
+
+def test_a_request_in_the_moment_of_a_death_finds_the_leased_tokens() -> None:
+    """The first worker, which holds the lease, dies a moment before a request behind it comes: that one waits for the
+    next process instead of computing all of the prompt. (Imports the product, and runs two floods.)"""
+    command = [sys.executable, "scripts/simulate_leases.py", "--steps", "1=14.4,8=14.8,32=53.3,256=284.2"]
+    command += ["--requests", "60", "--first", "1.5"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert not done.returncode, done.stdout + done.stderr
+    alone, beside = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (alone["kills"], beside["kills"], beside["state"]) == (3, 3, "held")
+    assert (beside["hits"], beside["moving"], beside["missed"]) == (1, 0, [])
