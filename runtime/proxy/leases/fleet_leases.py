@@ -34,6 +34,8 @@ LOG = logging.getLogger("pontil.proxy")
 REMEMBERED = 4096
 # The names of leases that clients asked for, and of those that came beside an answer, begin so.
 ASKED, BESIDE = "prefix", "cache"
+# The device whose memory may outlive a worker: nobody waits for what a GPU had.
+HOST_DEVICE = "cpu"
 LEFT, DIED, GONE, NOT_FOUND = (
     "its worker left for good",
     "its worker ended, and no other process came in its place",
@@ -275,9 +277,10 @@ class FleetLeases:
 
     def lost(self, worker: RegisteredWorker) -> None:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
+        outlives = worker.hello.device == HOST_DEVICE
         for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
             view.worker, view.lost = None, max(view.term.began, min(self.clock(), worker.contact.last_heard))
-            view.pin(self.moving(worker))
+            view.pin(self.moving(worker) if outlives else None)
             if worker.contact.last:
                 self.close(view, REFUNDED, view.lost, LEFT)
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_a_request_waits_for_no_lease_that_is_refunded(made: ScriptedSite, pool:
 @pytest.mark.parametrize("seconds", [None, 0.0])
 def test_nobody_waits_where_computing_takes_no_time_that_is_known(made: ScriptedSite, seconds: float | None) -> None:
     holder, other = holding(made, "mixed:0", "mixed:1", seconds=seconds)
+    holder.fall_silent(made.proxy.registry)
+    assert ask(made, BEHIND).status == 200
+    assert other.submits.get().prompt == BEHIND
+
+
+def test_nobody_waits_for_memory_that_ended_with_its_worker(made: ScriptedSite) -> None:
+    holder, other = holding(made, "mixed:0", "mixed:1")
+    known = made.proxy.registry.workers[holder.incarnation]
+    known.hello = replace(known.hello, device="cuda:0")
     holder.fall_silent(made.proxy.registry)
     assert ask(made, BEHIND).status == 200
     assert other.submits.get().prompt == BEHIND
