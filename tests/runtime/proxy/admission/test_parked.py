@@ -37,7 +37,7 @@ class Waiting:
 def test_what_is_put_back_has_the_place_that_it_had(
     moves: list[tuple[str, int, int, int] | str | int], fair: bool
 ) -> None:
-    """Of one caller and priority items are served as they came, whatever was taken out meanwhile; each leaves once."""
+    """Items of one caller and priority are served as they came, whatever was taken out meanwhile; each leaves once."""
     queue: FairQueue[Waiting] = FairQueue(fair)
     numbers, left = count(), list[Waiting]()
     pushed, parked = list[Waiting](), list[QueueEntry[Waiting]]()
