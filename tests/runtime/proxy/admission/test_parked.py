@@ -25,7 +25,7 @@ PUSHES = st.tuples(st.sampled_from("abc"), PLACES, st.integers(1, 500), st.integ
 MOVES = st.one_of(PUSHES, st.sampled_from(["pop", "park", "put back"]), st.integers(0, 50))
 
 
-class Waiting:
+class ParkableItem:
     """An item that equals only itself."""
 
     def __init__(self, number: int, caller: str, place: int, lane: int) -> None:
@@ -38,14 +38,14 @@ def test_what_is_put_back_has_the_place_that_it_had(
     moves: list[tuple[str, int, int, int] | str | int], fair: bool
 ) -> None:
     """Items of one caller and priority are served as they came, whatever was taken out meanwhile; each leaves once."""
-    queue: FairQueue[Waiting] = FairQueue(fair)
-    numbers, left = count(), list[Waiting]()
-    pushed, parked = list[Waiting](), list[QueueEntry[Waiting]]()
+    queue: FairQueue[ParkableItem] = FairQueue(fair)
+    numbers, left = count(), list[ParkableItem]()
+    pushed, parked = list[ParkableItem](), list[QueueEntry[ParkableItem]]()
     for move in moves:
         heads = list(queue.heads())
         if isinstance(move, tuple):
             caller, place, cost, lane = move
-            pushed.append(Waiting(next(numbers), caller, place, lane))
+            pushed.append(ParkableItem(next(numbers), caller, place, lane))
             queue.push(pushed[-1], caller, 1.0, place, cost, lane)
         elif move == "pop" and len(queue):
             left.append(queue.pop())
@@ -78,11 +78,11 @@ def test_what_is_put_back_has_the_place_that_it_had(
 def test_who_was_parked_starves_nobody_and_does_not_starve(cost: int, own: int, served: int) -> None:
     """However long it was away beside a caller that is always served, its next turn is the next but one at the latest,
     and from then on both have as much: no credit was saved up meanwhile."""
-    queue: FairQueue[Waiting] = FairQueue()
+    queue: FairQueue[ParkableItem] = FairQueue()
     for number in range(200):
-        queue.push(Waiting(number, "busy", 0, 0), "busy", 1.0, 0, cost)
+        queue.push(ParkableItem(number, "busy", 0, 0), "busy", 1.0, 0, cost)
     for number in range(20):
-        queue.push(Waiting(number, "parked", 0, 0), "parked", 1.0, 0, own)
+        queue.push(ParkableItem(number, "parked", 0, 0), "parked", 1.0, 0, own)
     entries = [queue.take_out(item) for item in list(queue) if item.caller == "parked"]
     for _ in range(served):
         assert queue.pop().caller == "busy"
