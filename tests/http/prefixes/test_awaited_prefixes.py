@@ -46,8 +46,9 @@ def holding(served: ScriptedSite, *names: str, seconds: float | None = LONG) -> 
     return tuple(workers)
 
 
-def next_process(served: ScriptedSite, name: str, *, remembers: bool = True) -> LeasingWorker:
-    worker = LeasingWorker(served.endpoint, name, served.tokenizer, (5,), role=name.split(":")[0]).ready(1000)
+def next_process(served: ScriptedSite, name: str, *, remembers: bool = True, **hello: object) -> LeasingWorker:
+    role = name.split(":")[0]
+    worker = LeasingWorker(served.endpoint, name, served.tokenizer, (5,), role=role, **hello).ready(1000)
     worker.remembers = remembers
     served.workers.append(worker)
     worker.start()
@@ -139,6 +140,14 @@ def test_nobody_waits_for_memory_that_ended_with_its_worker(made: ScriptedSite) 
     holder.fall_silent(made.proxy.registry)
     assert ask(made, BEHIND).status == 200
     assert other.submits.get().prompt == BEHIND
+
+
+def test_a_request_waits_for_no_lease_of_another_release(made: ScriptedSite) -> None:
+    (holder,) = holding(made, "mixed:0")
+    newer = next_process(made, "mixed:1", revision="next")
+    holder.fall_silent(made.proxy.registry)
+    assert ask(made, BEHIND).status == 200
+    assert newer.submits.get().prompt == BEHIND
 
 
 def test_a_request_waits_while_a_lease_moves_from_a_worker_that_drains(

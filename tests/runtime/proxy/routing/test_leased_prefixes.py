@@ -5,7 +5,7 @@ from typing import Any
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.proxy.dispatch.dispatcher import leased_route
-from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key, short_keys_of
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, MovingPrefixes, short_key, short_keys_of
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.wire.messages import PrefixDelta
 
@@ -45,6 +45,16 @@ def test_a_block_is_leased_as_long_as_any_lease_has_it() -> None:
     assert held.count_leased(SHORT) == 2
     held.end_lease(SHORT[:2])
     assert held.count_leased(SHORT) == 0 and held.count(SHORT) == 3, "it is there until it is told to be gone"
+
+
+def test_nothing_is_known_of_what_moves_but_leases_as_long_as_they_do() -> None:
+    moving = MovingPrefixes()
+    moving.lease(SHORT[:3])
+    moving.lease(SHORT[:2])
+    moving.end_lease(SHORT[:3])
+    assert moving.count_leased(SHORT) == moving.count(SHORT) == len(moving) == 2
+    moving.end_lease(SHORT[:2])
+    assert not len(moving) and not moving.leased
 
 
 def test_the_holder_is_preferred_where_it_has_room() -> None:
