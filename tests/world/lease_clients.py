@@ -18,9 +18,10 @@ from virtual_time import SeededWorld
 from pontil.runtime.accounting.usage_tables import OPEN
 
 if TYPE_CHECKING:
-    from pontil.runtime.worker.generate.worker import Worker
     from seed_run import SeedRun
     from watching import SeedWatch
+
+    from pontil.runtime.worker.generate.worker import Worker
 
 # Share of seeds with leases, the most of them, their seconds, and those between two looks.
 SHARE, MOST_LEASES, TTL, LOOK = 0.6, 7, (1, 12), 1.0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The places where a worker keeps the blocks of its leases: its pool, and the tiers below it.
 
-A leased block is in the pool first, with the book as one of its owners, so that eviction, which takes idle blocks, needs
-not know of it. What is more than leases may have of the pool moves to a tier, the oldest first: a tier stores it and
-pins it, and when that has said so, and not before, the pool's block becomes one like any other.
+A leased block is in the pool first, with the book as one of its owners, so that eviction, which takes idle blocks,
+needs not know of it. What is more than leases may have of the pool moves to a tier, the oldest first: a tier stores it
+and pins it, and when that has said so, and not before, the pool's block becomes one like any other.
 """
 
 from collections import Counter
@@ -70,8 +70,8 @@ class PinnedBlocks:
     it.
 
     Conservation: each block is `owned` in the pool, pinned `below`, or both for as long as its move has the ticket in
-    `moving`; one that a tier is believed to have is in `moving` alone. More than `most_owned` are owned only until tiers
-    have taken the rest, and for PATIENCE if they take none.
+    `moving`; one that a tier is believed to have is in `moving` alone. More than `most_owned` are owned only until
+    tiers have taken the rest, and for PATIENCE if they take none.
     """
 
     pool: BlockPool

@@ -11,8 +11,8 @@ from pontil.runtime.cache.tier.tier import KVTier
 
 @dataclass(frozen=True, slots=True)
 class PinResult:
-    """Whether a tier keeps a block: the answer to the call with this `ticket`, or without one the end of a pin that was
-    there: the block was damaged, or its tier was switched off."""
+    """The answer to the call with this `ticket`: a block is kept in a tier, or not. Without a ticket it is the end of a
+    pin: the block was damaged, or its tier was switched off."""
 
     key: Key
     ticket: int | None
