@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases at a real worker that its pool has no room for: kept in its tiers, through floods and kills, or refunded."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from tiers import wait_until_idle
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, greedy, open_worker, prompt
 
 from pontil.runtime.cache.leases.lease_book import LOST
+from pontil.runtime.cache.tier import disk_tier
 from pontil.runtime.wire.lease_messages import RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState
 from pontil.runtime.worker.start import kv_tiers
@@ -50,7 +53,8 @@ def flood(proxy: ScriptedProxy, worker: PromptWorker) -> None:
     """Compute prompts that fill the pool many times, and have all stored."""
     assert worker.machine.scheduler.tier.store is not None
     for number in range(20):
-        ask(proxy, worker, f"flood {number} {worker.incarnation}", [3 + number, *prompt(109)])
+        name, first = f"flood {number} {len(proxy.answers)} {worker.incarnation}", 3 + len(proxy.answers) % 200
+        ask(proxy, worker, name, [first, *prompt(109)])
     wait_until_idle(worker.machine.scheduler.tier.store)
 
 
@@ -116,14 +120,18 @@ def test_a_disk_keeps_a_lease_when_the_memory_of_its_worker_is_lost(
     assert found(proxy, again, "again") >= 64
 
 
-def test_a_lease_is_refunded_when_its_disk_fails(proxy: ScriptedProxy, opened: Open, tmp_path: Path) -> None:
+def test_a_lease_is_refunded_when_its_disk_is_full(
+    proxy: ScriptedProxy, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = opened(**disk(tmp_path))
     leased(proxy, worker)
     flood(proxy, worker)
-    store = worker.machine.scheduler.tier.store
-    assert store is not None
-    (tier,) = store.chain.tiers
-    store.chain.switch_off(tier, OSError(28, "No space left on device"))
+
+    def full(file: int, data: bytes, at: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_tier, "write", full)
+    flood(proxy, worker)
     until_states(proxy, "held", "refunded")
     assert proxy.leases[-1].reason == LOST
     assert not ask(proxy, worker, "after", LONG).failures
