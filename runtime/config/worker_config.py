@@ -141,7 +141,7 @@ class WorkerOptions(SharedOptions):
     lease_share: float = option(
         ENGINE,
         0.5,
-        "Share of each worker's KV cache that leases on prefixes may hold; 0: there are none.",
+        "Share of each worker's KV cache, and of its tiers, that leases on prefixes may hold; 0: there are none.",
         number(0.0, 0.9),
         "SHARE",
     )

@@ -17,7 +17,7 @@ from scripted_worker import ScriptedWorker, eventually, proper, silent
 
 from pontil.http.routes.status import takes_openmetrics
 from pontil.runtime.proxy.balance.forecast import Forecast
-from pontil.runtime.proxy.metrics.heartbeats import STREAM_GAUGES, TIER_COUNTERS
+from pontil.runtime.proxy.metrics.heartbeats import STREAM_GAUGES, TIER_COUNTERS, TIER_GAUGES
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 
@@ -235,7 +235,7 @@ def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     for worker in fresh.pair(script=pulling):
         worker.counters = {"drafts": 1, "draft_tokens": 2, "accepted_draft_tokens": 1, "accepted_draft_tokens_at_0": 1,
                            "stream_items": 1, "stream_bytes": 1, **dict.fromkeys(TIER_COUNTERS, 1)}  # fmt: skip
-        worker.gauges = dict.fromkeys([*STREAM_GAUGES, "kv_tier_disk_blocks", "kv_tier_disk_least_tokens"], 1)
+        worker.gauges = dict.fromkeys([*STREAM_GAUGES, *(f"kv_tier_disk_{name}" for name in TIER_GAUGES)], 1)
     assert fresh.complete("hi", max_tokens=4).status == 200
     proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
     fresh.proxy.registry.show([proxy])

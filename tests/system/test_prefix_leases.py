@@ -39,6 +39,29 @@ def flood(served: Served, first: int) -> None:
 
 
 @pytest.mark.long
+def test_a_lease_on_a_disk_is_found_after_its_worker_was_killed(tmp_path: Path, model: str) -> None:
+    """The longest request may need all of the pool, and nothing of that outlives the worker: the disk has the lease."""
+    options = "--role", "mixed", "--kv-cache-memory", "136KiB", "--max-model-len", "256", "--no-keep-kv"
+    # Small steps, so that computing takes long enough for any disk.
+    slow = "--max-num-batched-tokens", "4", "--restart-delay", "0.1", "--kv-tier", f"disk:{tmp_path}/kv:8MiB"
+    with launched(tmp_path, "--model", model, *options, *slow) as served:
+        kept = call(served, "POST", body={"prompt": PREFIX, "ttl": "1h", "model": "tiny"})
+        path = f"/{kept['id']}"
+        assert (kept["tokens"], kept["state"]) == (80, "held")
+        leased = 'pontil_worker_kv_tier_leased_blocks{tier="disk",worker="mixed:0"}'
+        wait_for(lambda: served.metric(leased) == 5, 60, "the disk")
+        served.kill("mixed:0")
+        restarted = 'pontil_process_restarts_total{process="mixed:0"}'
+        wait_for(lambda: served.metric(restarted) == 1 and served.is_ready(), START_TIMEOUT, "the restart")
+        wait_for(lambda: call(served, "GET", path)["state"] == "held", 60, "the lease")
+        for number in range(8):
+            served.complete([5 + number, *PREFIX[2:60]], model="tiny", max_tokens=2, ignore_eos=True)
+        told = served.complete([*PREFIX, 7, 8, 9], model="tiny", max_tokens=1)
+        assert told["usage"]["prompt_tokens_details"]["cached_tokens"] >= 80
+        assert call(served, "DELETE", path)["byte_seconds"]["refunded"] == 0
+
+
+@pytest.mark.long
 def test_leased_tokens_are_hit_through_a_flood_and_the_death_of_every_worker(tmp_path: Path, model: str) -> None:
     name = "smollm2-135m-instruct"
     with launched(tmp_path, "--model", model, "--served-model-name", name, *OPTIONS) as served:

@@ -103,7 +103,7 @@ class EngineProcess(WorkerProcess):
             "leases": len(worker.prefill.kv_sender.open),
             "pulls": len(worker.decode.kv_receiver.open),
             "draining": len(worker.decode.draining),
-            "blocks": pool.capacity - pool.available - len(worker.leases.book.pins),
+            "blocks": pool.capacity - pool.available - len(worker.leases.book.pins.owned),
             **(left_in(worker.stage.ports) if isinstance(worker.stage, StageSide) else {}),
         }
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from seed_run import SeedRun
     from watching import SeedWatch
 
+    from pontil.runtime.worker.generate.worker import Worker
+
 # Share of seeds with leases, the most of them, their seconds, and those between two looks.
 SHARE, MOST_LEASES, TTL, LOOK = 0.6, 7, (1, 12), 1.0
 # Tries of a lease that finds no room, or no proxy.
@@ -165,28 +167,42 @@ def of_leases(name: str) -> bool:
 
 
 def a_leased_block_is_found(watch: "SeedWatch") -> Iterator[str]:
-    """All blocks of a lease that is held are found at its worker, and have an owner."""
+    """All blocks of a lease that is held are found at its worker: in the pool, where they have an owner, or pinned in a
+    tier, unless that has just said that it lost one, or has not yet said that it has it."""
     for worker in watch.working:
-        book, pool, name = worker.leases.book, worker.machine.pool, worker.sockets.config.name
-        owned = Counter(block for lease in book.leases.values() for block in lease.blocks)
-        if owned != book.pins or any(pool.owners.get(block, 0) < 1 for block in owned):
-            yield f"{name} has leases on {sorted(owned)}, pins {sorted(book.pins)} and owners of {sorted(pool.owners)}"
+        book, name, tier = worker.leases.book, worker.sockets.config.name, worker.machine.scheduler.tier
+        pins, pool = book.pins, worker.machine.pool
+        counts = Counter(key for lease in book.leases.values() for key in lease.keys)
+        owned = (key for key, block in pins.owned.items() if pool.owners.get(block) and pool.index.blocks[key] == block)
+        found = {*owned, *pins.moving, *pinned_below(worker)}
+        if counts != pins.leases:
+            yield f"{name} has {len(counts)} blocks in leases, and {len(pins.leases)} pins"
         for lease in book.leases.values():
-            watch.holdings.setdefault((lease.id, name), Holding()).seen(watch.world.now())
-            missing = sum(pool.index.blocks.get(key) not in owned for key in lease.keys)
+            watch.holdings.setdefault((lease.id, name), Holding()).seen(watch.world.now(), tier.refused + tier.late)
+            missing = sum(key not in found for key in lease.keys)
             if missing:
                 yield f"{name} lacks {missing} of {len(lease.keys)} blocks of {lease.id}"
 
 
+def pinned_below(worker: "Worker") -> set[bytes]:
+    """Return the keys of leased blocks in a worker's tiers. What these have just lost is not yet known to be."""
+    store, below = worker.machine.scheduler.tier.store, worker.leases.book.pins.below
+    if store is None or not store.chain.pins.results.empty():
+        return below
+    return below & set().union(*store.chain.pins.by_tier.values())
+
+
 class Holding:
-    """The time in which a worker was seen to hold a lease: it may have moved there, and away again."""
+    """The time in which a worker was seen to hold a lease, which may have moved there, and away again, and in which it
+    computed no prompt that a tier has: which one is sooner is its tiers' matter."""
 
     def __init__(self) -> None:
         self.first = self.last = -1.0
+        self.computed = 0
 
-    def seen(self, now: float) -> None:
-        if now - self.last > LOOK:
-            self.first = now
+    def seen(self, now: float, computed: int) -> None:
+        if now - self.last > LOOK or computed != self.computed:
+            self.first, self.computed = now, computed
         self.last = now
 
     def covers(self, since: float, until: float) -> bool:

@@ -124,6 +124,5 @@ class PrefixLease:
     proxy: str
     term: LeaseTerm
     prompt: LeasedPrompt = UNKNOWN_PROMPT
-    blocks: tuple[int, ...] = field(default=())
     told: bool = False
     moves: int = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's book of leases: which blocks it keeps, for whom, and until when.
 
-A lease is one more owner of each of its blocks, so that eviction, which takes idle blocks, needs not know of it, and a
-step costs the same with a thousand leases as with none. Blocks that several leases share are kept once, and each lease
-pays for all of its own: who comes second must not ride on a lease that another one may end.
+The blocks of leases are pinned in the pool and in the tiers below it (`pinned_blocks.py`), so that a step costs the
+same with a thousand leases as with none. Blocks that several leases share are kept once, and each lease pays for all of
+its own: who comes second must not ride on a lease that another one may end.
 """
 
 from collections import Counter
@@ -11,48 +11,33 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from pontil.runtime.cache.leases.lease import EXPIRED, REFUNDED, RELEASED, ByteSeconds, PrefixLease
-from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.leases.pinned_blocks import PinnedBlocks
 
 # Ends in the heap that leases have no longer, beside as many as there are leases.
 STALE_ENDS = 64
+LOST, STUCK = "a tier of its worker lost a block of it", "the tiers of its worker did not take it in time"
 
 
 class LeaseRefused(Exception):
     """A lease that is not granted; the text says why, with figures."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseBudget:
-    """The most that leases may hold: `blocks` of the pool in all, and `owner_bytes` of each owner; None: what the
-    blocks allow."""
-
-    blocks: int
-    owner_bytes: int | None = None
-
-    @classmethod
-    def of(cls, share: float, capacity: int, longest: int, owner_bytes: int | None = None) -> "LeaseBudget":
-        """Return that of a pool: a share of it, and no block that the longest request may need. So each request that
-        would run in an empty pool runs beside all leases, and no lease has to give way."""
-        return cls(max(0, min(int(share * capacity), capacity - longest)), owner_bytes)
-
-
 @dataclass(slots=True)
 class LeaseBook:
-    """The leases on the blocks of a pool, of so many bytes each. Not thread-safe: the engine's thread owns it. The
+    """The leases on blocks, of so many bytes each, which `pins` keep. Not thread-safe: the engine's thread owns it. The
     caller passes the time, by a monotonic clock.
 
-    Conservation: `settled` has what became of the leases that ended; there granted = held + released + refunded. Each
-    lease is one owner of each of its blocks, and `pins` counts the leases of a block.
+    Conservation: `settled` has what became of the leases that ended; there granted = held + released + refunded. `pins`
+    has each block of each lease, and no other.
 
     Leases that changed are in `changed` until they are told. `promised` has room for prompts that are being computed.
     """
 
-    pool: BlockPool
+    pins: PinnedBlocks
     block_bytes: int
     block_size: int
-    budget: LeaseBudget
+    owner_bytes: int | None = None
     leases: dict[str, PrefixLease] = field(default_factory=dict)
-    pins: Counter[int] = field(default_factory=Counter)
     owner_blocks: Counter[str] = field(default_factory=Counter)
     promised: dict[str, tuple[str, int]] = field(default_factory=dict)
     ends: list[tuple[float, str]] = field(default_factory=list)
@@ -62,20 +47,24 @@ class LeaseBook:
     @property
     def room(self) -> int:
         """The blocks for which there may be more leases."""
-        return max(0, self.budget.blocks - len(self.pins) - sum(count for _, count in self.promised.values()))
+        return max(0, self.pins.most - len(self.pins) - self.promised_blocks)
+
+    @property
+    def promised_blocks(self) -> int:
+        return sum(count for _, count in self.promised.values())
 
     def promise(self, name: str, owner: str, count: int) -> None:
         """Keep room for a lease of so many blocks until it is granted or `forgo` is called. Raises LeaseRefused."""
         self.check_owner(owner, count)
         if count > self.room:
             raise LeaseRefused(
-                f"the lease would hold {self.told(count)}, and leases may hold {self.told(self.room)} more of this "
-                f"worker's KV memory now, of {self.told(self.budget.blocks)} in all"
+                f"the lease would hold {self.told(count)}, and leases may hold {self.told(self.room)} more in this "
+                f"worker's KV memory and tiers now, of {self.told(self.pins.most)} in all"
             )
         self.promised[name] = owner, count
 
     def check_owner(self, owner: str, count: int) -> None:
-        most = self.budget.owner_bytes
+        most = self.owner_bytes
         promised = sum(blocks for whose, blocks in self.promised.values() if whose == owner)
         has = (self.owner_blocks[owner] + promised) * self.block_bytes
         if most is not None and has + count * self.block_bytes > most:
@@ -97,19 +86,13 @@ class LeaseBook:
         if lease.id in self.leases:
             raise LeaseRefused("a lease of this name is held")
         self.check_owner(lease.owner, len(lease.keys))
-        lease.blocks = tuple(self.pool.index.leading(lease.keys))
-        if len(lease.blocks) < len(lease.keys):
-            here, all_blocks = len(lease.blocks), len(lease.keys)
+        here, all_blocks = self.pins.found(lease.keys), len(lease.keys)
+        if here < all_blocks:
             raise LeaseRefused(f"only {here * self.block_size} of {all_blocks * self.block_size} tokens are here")
-        fresh = sum(block not in self.pins for block in lease.blocks)
-        if fresh > self.room or not self.pool.reserve(0, lease.blocks):
-            raise LeaseRefused(
-                f"leases may hold {self.told(min(self.room, self.pool.available))} more of this worker's KV memory now"
-            )
-        self.pins.update(lease.blocks)
-        for block in lease.blocks:
-            self.pool.index.observer.leased(block)
-        self.owner_blocks[lease.owner] += len(lease.blocks)
+        if self.pins.fresh(lease.keys) > self.room or not self.pins.pin(lease.keys):
+            room = min(self.room, self.pins.pool.available)
+            raise LeaseRefused(f"leases may hold {self.told(room)} more in this worker's KV memory and tiers now")
+        self.owner_blocks[lease.owner] += all_blocks
         self.leases[lease.id] = self.changed[lease.id] = lease
         self.push(lease)
         self.expire(now)
@@ -159,16 +142,25 @@ class LeaseBook:
     def finish(self, lease: PrefixLease, state: str, now: float, reason: str | None = None) -> None:
         lease.term.close(state, now, reason)
         del self.leases[lease.id]
-        self.pool.release(lease.blocks)
-        self.pins.subtract(lease.blocks)
-        for block in lease.blocks:
-            if not self.pins[block]:
-                del self.pins[block]
-        self.owner_blocks[lease.owner] -= len(lease.blocks)
+        self.pins.unpin(lease.keys)
+        self.owner_blocks[lease.owner] -= len(lease.keys)
         if not self.owner_blocks[lease.owner]:
             del self.owner_blocks[lease.owner]
         self.settled += lease.term.amounts(now)
         self.changed[lease.id] = lease
+
+    def settle(self, now: float) -> None:
+        """Have blocks move to tiers where the pool has too many. Refund the leases of which a block was lost, and the
+        latest ones in the pool if tiers do not take what they should."""
+        if lost := self.pins.settle():
+            for lease in list(self.leases.values()):
+                if not lost.isdisjoint(lease.keys):
+                    self.refund(lease.id, LOST, now)
+        self.pins.move(self.promised_blocks)
+        if self.pins.is_stuck(now):
+            for lease in reversed(list(self.leases.values())):
+                if self.pins.excess > 0 and not self.pins.owned.keys().isdisjoint(lease.keys):
+                    self.refund(lease.id, STUCK, now)
 
     def take_changed(self) -> list[PrefixLease]:
         """Return the leases that changed since the last call."""
@@ -181,7 +173,7 @@ class LeaseBook:
 
     def check(self) -> None:
         """Assert the conservation laws."""
-        counts = Counter(block for lease in self.leases.values() for block in lease.blocks)
-        assert counts == self.pins, "a pin belongs to no lease"
-        assert all(self.pool.owners[block] >= 1 for block in self.pins), "a leased block has no owner"
+        counts = Counter(key for lease in self.leases.values() for key in lease.keys)
+        assert counts == self.pins.leases, "a pin belongs to no lease"
+        self.pins.check()
         assert self.settled.ahead == 0, "granted is not held, released and refunded"

@@ -10,6 +10,7 @@ import numpy as np
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.tier.tier import Block, KVTier
+from pontil.runtime.cache.tier.tier_pins import TierPins
 
 logger = logging.getLogger("pontil.worker")
 
@@ -25,8 +26,8 @@ class TierFound:
 @dataclass(slots=True)
 class TierChain:
     """Tiers, the fastest first. A block is stored in the first; the least recently used block of a full tier moves to
-    the next one, and out of the last. A tier that fails is switched off, and the others go on. `failures` counts
-    these.
+    the next one, and out of the last. One that leases keep has a pin among the `pins` in one tier, and stays there. A
+    tier that fails is switched off, and the others go on. `failures` counts these.
 
     One thread makes all calls but `changes`, which another one makes, and `tier_of`, `in` and `known`, which any does.
     """
@@ -34,6 +35,7 @@ class TierChain:
     tiers: tuple[KVTier, ...]
     block_bytes: int
     failures: int = 0
+    pins: TierPins = field(default_factory=TierPins)
     # For blocks on their way from one tier to the next.
     carried: list[Block] = field(init=False)
     # Keys that came or went; None stands for all that a tier had.
@@ -71,23 +73,42 @@ class TierChain:
         self.store_in(self.tiers, key, block, digest)
 
     def store_in(self, tiers: Sequence[KVTier], key: Key, block: Block, digest: int) -> None:
-        if not tiers:
-            return
+        if tiers and not self.put_in(tiers, key, block, digest):
+            self.store_in(tiers[1:], key, block, digest)
+
+    def put_in(self, tiers: Sequence[KVTier], key: Key, block: Block, digest: int) -> bool:
+        """Store a block in the first of these tiers. Return False if that one failed."""
         first, *below = tiers
         try:
             if key in first:
                 first.touch(key)
-                return
-            self.make_room(first, below)
-            first.put(key, block, digest)
-            self.changed.put(key)
+            else:
+                self.make_room(first, below)
+                first.put(key, block, digest)
+                self.changed.put(key)
         except OSError as error:
             self.switch_off(first, error)
-            self.store_in(below, key, block, digest)
+            return False
+        return True
+
+    def pin(self, key: Key, ticket: int) -> None:
+        """Keep a block for leases where a tier has it."""
+        having = (tier for tier in reversed(self.tiers) if key in tier and self.pins.has_room(tier))
+        self.pins.answer(key, ticket, next(having, None))
+
+    def store_pinned(self, key: Key, ticket: int, block: Block, digest: int) -> None:
+        """Store a block, and keep it for leases: in the last tier that has room for pins, since a disk outlives more
+        than memory does."""
+        tiers = self.tiers
+        for place in reversed(range(len(tiers))):
+            if self.pins.has_room(tiers[place]) and self.put_in(tiers[place:], key, block, digest):
+                self.pins.answer(key, ticket, tiers[place])
+                return
+        self.pins.answer(key, ticket, None)
 
     def make_room(self, tier: KVTier, below: Sequence[KVTier]) -> None:
         """Move the block that leaves a full tier for another to the tier below."""
-        leaving = tier.eldest()
+        leaving = tier.eldest(self.pins.of(tier))
         if leaving is None:
             return
         if below:
@@ -113,8 +134,7 @@ class TierChain:
                     if digest is not None:
                         tier.touch(key)
                         return TierFound(digest, tier.name)
-                    tier.drop(key)
-                    self.changed.put(key)
+                    self.drop_from(tier, key)
             except OSError as error:
                 self.switch_off(tier, error)
         return None
@@ -123,10 +143,14 @@ class TierChain:
         """Forget a block in every tier."""
         for tier in self.tiers:
             try:
-                tier.drop(key)
+                self.drop_from(tier, key)
             except OSError as error:
                 self.switch_off(tier, error)
+
+    def drop_from(self, tier: KVTier, key: Key) -> None:
+        tier.drop(key)
         self.changed.put(key)
+        self.pins.lose(tier, [key])
 
     def switch_off(self, tier: KVTier, error: OSError) -> None:
         """Use a tier no more. What it held is computed when it is needed."""
@@ -135,6 +159,7 @@ class TierChain:
         self.tiers = tuple(other_tier for other_tier in self.tiers if other_tier is not tier)
         self.failures += 1
         self.changed.put(None)
+        self.pins.lose(tier, list(self.pins.of(tier)))
         logger.error(
             "the %s tier of the KV cache failed (%s) and is switched off until this worker starts again: prefixes that "
             "it held are computed",

@@ -2,8 +2,10 @@
 """The slots of a tier and the keys of the blocks in them, wherever the slots lie."""
 
 from collections import OrderedDict
+from collections.abc import Set
 
 from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.tier.tier import NO_KEYS
 
 
 class SlotEntries:
@@ -28,5 +30,13 @@ class SlotEntries:
     def touch(self, key: Key) -> None:
         self.entries.move_to_end(key)
 
-    def eldest(self) -> Key | None:
-        return next(iter(self.entries)) if not self.free else None
+    def eldest(self, pinned: Set[Key] = NO_KEYS) -> Key | None:
+        if self.free:
+            return None
+        # A pinned key is passed over once in a round of all, as if it had been used.
+        for _ in range(len(self.entries)):
+            key = next(iter(self.entries))
+            if key not in pinned:
+                return key
+            self.entries.move_to_end(key)
+        raise AssertionError("every slot of a tier is pinned")

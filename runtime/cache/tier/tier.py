@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of one tier: a bounded store of whole KV blocks by their key in the prefix index."""
 
+from collections.abc import Set
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ from pontil.runtime.cache.prefix import Key
 
 # The bytes of one block, uint8 [block_bytes].
 Block: TypeAlias = NDArray[np.uint8]
+NO_KEYS: frozenset[Key] = frozenset()
 
 
 class KVTier(Protocol):
@@ -43,8 +45,9 @@ class KVTier(Protocol):
     def drop(self, key: Key) -> None:
         """Forget a block, if it is here."""
 
-    def eldest(self) -> Key | None:
-        """Return the least recently used key if no slot is free, else None."""
+    def eldest(self, pinned: Set[Key] = NO_KEYS) -> Key | None:
+        """Return the least recently used key but the `pinned` ones, if no slot is free; else None. There are fewer of
+        these than slots."""
 
     def probe(self, count: int, into: Block) -> float:
         """Return the seconds to read so many blocks, as `get` would read blocks that were not used for long. It changes

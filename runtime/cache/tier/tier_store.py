@@ -17,6 +17,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.costs import TierCosts
 from pontil.runtime.cache.tier.tier import Block
+from pontil.runtime.cache.tier.tier_pins import PinResult
 from pontil.runtime.threads import ThreadFailures, TurnThread
 
 STAGING_BYTES = 32 << 20
@@ -35,11 +36,11 @@ class StagingBuffers:
 
     def __init__(self, storage: KVStorage, size: int = STAGING_BYTES) -> None:
         self.storage = storage
-        count = max(LEAST_BLOCKS, size // storage.layout.block_bytes)
-        shape = (count + 1, storage.layout.block_bytes)
+        self.count = max(LEAST_BLOCKS, size // storage.layout.block_bytes)
+        shape = (self.count + 1, storage.layout.block_bytes)
         self.buffers = torch.empty(shape, dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
         self.rows = self.buffers.numpy()
-        self.free = deque(range(count - 1, -1, -1))
+        self.free = deque(range(self.count - 1, -1, -1))
         self.weights = storage.weights_of(len(storage.layout.kv_heads))
 
     def take(self, block: int) -> tuple[int, Any] | None:
@@ -108,11 +109,20 @@ class TierResult:
 
 @dataclass(frozen=True, slots=True)
 class TierWrite:
-    """A block to be stored, in the staging buffer `number`; with None it is there already, and was used."""
+    """A block to be stored, in the staging buffer `number`; with None it is there already, and was used. With a
+    `ticket` it is to be pinned, too."""
 
     key: Key
     number: int | None = None
     mark: Any = None
+    ticket: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierUnpin:
+    """A block whose pin ends."""
+
+    key: Key
 
 
 @dataclass(slots=True)
@@ -131,7 +141,9 @@ class TierStore:
     blocks that cannot be copied at once because the thread is behind are dropped and counted. Reads go before writes.
 
     A block of the pool that is being read into belongs to the reader until `poll` returns the result. `wake` is called
-    from the thread whenever `poll` has something new.
+    from the thread whenever `poll` or `pin_results` have something new.
+
+    Pins are set and ended in the order of the calls; of a key nobody sets one that has one.
     """
 
     def __init__(
@@ -148,9 +160,9 @@ class TierStore:
         self.counts = TierCounts()
         self.tickets = count(1)
         self.reads: deque[TierRead] = deque()
-        self.writes: deque[TierWrite] = deque()
+        self.writes: deque[TierWrite | TierUnpin] = deque()
         self.done: queue.SimpleQueue[TierResult] = queue.SimpleQueue()
-        self.current: TierRead | TierWrite | None = None
+        self.current: TierRead | TierWrite | TierUnpin | None = None
         self.thread = TurnThread(self.turn, THREAD, failures, self.mend)
         self.thread.start()
 
@@ -168,7 +180,38 @@ class TierStore:
         else:
             self.write(TierWrite(key, *staged_block))
 
-    def write(self, job: TierWrite) -> None:
+    @property
+    def most_pinned(self) -> int:
+        """The blocks that may be pinned in all tiers."""
+        return self.chain.pins.most(self.chain.tiers)
+
+    def has(self, key: Key) -> bool:
+        """Return whether a tier seems to have a block."""
+        return key in self.chain
+
+    def pin(self, key: Key) -> int:
+        """Keep a block for leases where a tier has it. Return the ticket of the result."""
+        ticket = next(self.tickets)
+        self.write(TierWrite(key, ticket=ticket))
+        return ticket
+
+    def store_pinned(self, key: Key, block: int) -> int | None:
+        """Store a block of the pool, and keep it for leases. Return the ticket of the result, or None where no more of
+        them can be copied now: half of the buffers are for what is evicted."""
+        staged = self.staging.take(block) if 2 * len(self.staging.free) > self.staging.count else None
+        if staged is None:
+            return None
+        ticket = next(self.tickets)
+        self.write(TierWrite(key, *staged, ticket))
+        return ticket
+
+    def unpin(self, key: Key) -> None:
+        self.write(TierUnpin(key))
+
+    def pin_results(self) -> list[PinResult]:
+        return self.chain.pins.take()
+
+    def write(self, job: TierWrite | TierUnpin) -> None:
         self.writes.append(job)
         self.thread.wake()
 
@@ -213,11 +256,12 @@ class TierStore:
         }
 
     def gauges(self) -> dict[str, int]:
-        """Return the blocks in each tier that is used, and the fewest tokens that are worth a read from it, 0 where
-        computing is sooner now."""
+        """Return the blocks in each tier that is used, those that leases keep there, and the fewest tokens that are
+        worth a read from it, 0 where computing is sooner now."""
         size, gauges = self.storage.layout.block_size, dict[str, int]()
         for tier in self.chain.tiers:
             gauges[f"kv_tier_{tier.name}_blocks"] = len(tier)
+            gauges[f"kv_tier_{tier.name}_leased_blocks"] = self.chain.pins.count(tier.name)
             gauges[f"kv_tier_{tier.name}_least_tokens"] = self.costs.least(tier.name, size) or 0
         return gauges
 
@@ -234,16 +278,30 @@ class TierStore:
         self.current = None
         return 0.0
 
-    def carry_out(self, job: TierRead | TierWrite) -> None:
+    def carry_out(self, job: TierRead | TierWrite | TierUnpin) -> None:
         if isinstance(job, TierRead):
             self.finish(self.fetch(job))
-        elif job.number is None:
+        elif isinstance(job, TierUnpin):
+            self.chain.pins.remove(job.key)
+        elif job.number is not None:
+            self.store(job, job.number)
+        elif job.ticket is not None:
+            self.chain.pin(job.key, job.ticket)
+        else:
             self.chain.touch(job.key)
-        elif not self.thread.closing.is_set():
-            block, digest = self.staging.read(job.number, job.mark)
+        if not self.chain.pins.results.empty():
+            self.wake()
+
+    def store(self, job: TierWrite, number: int) -> None:
+        if self.thread.closing.is_set():
+            return
+        block, digest = self.staging.read(number, job.mark)
+        if job.ticket is None:
             self.chain.store(job.key, block, digest)
-            self.counts.stored += 1
-            self.staging.give_back(job.number)
+        else:
+            self.chain.store_pinned(job.key, job.ticket, block, digest)
+        self.counts.stored += 1
+        self.staging.give_back(number)
 
     def fetch(self, job: TierRead) -> TierResult:
         """Read blocks up to the first that is gone or damaged. What follows it could not be used."""
@@ -268,8 +326,13 @@ class TierStore:
         job, self.current = self.current, None
         if isinstance(job, TierRead):
             self.finish(TierResult(job.ticket, 0))
-        elif job is not None and job.number is not None:
+        if not isinstance(job, TierWrite):
+            return
+        if job.number is not None:
             self.staging.give_back(job.number)
+        if job.ticket is not None:
+            self.chain.pins.answer(job.key, job.ticket, None)
+            self.wake()
 
     def finish(self, done: TierResult) -> None:
         self.done.put(done)

@@ -57,7 +57,7 @@ class LeaseQuota:
         if size > most:
             raise RequestError(
                 f"the lease would hold {size} bytes, and leases may hold at most {most} in one worker: lease less, or "
-                "launch with a larger --lease-share or --kv-cache-memory, or a smaller --max-model-len",
+                "launch with a larger --lease-share, --kv-cache-memory or --kv-tier, or a smaller --max-model-len",
                 status=409,
             )
         free = max(worker.gauges.get("lease_free_bytes", 0) for worker in workers)

@@ -38,6 +38,7 @@ STREAM_GAUGES = {
 # By the end of its name in a heartbeat.
 TIER_GAUGES = {
     "blocks": "KV blocks in a tier of a worker",
+    "leased_blocks": "KV blocks of these that leases keep there",
     "least_tokens": "Fewest tokens that are read from a tier of a worker; 0 where computing is sooner",
 }
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from pontil.runtime.cache.leases.lease import HELD, UNKNOWN_PROMPT, LeasedPrompt, LeaseTerm, PrefixLease
-from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseBudget, LeaseRefused
+from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseRefused
+from pontil.runtime.cache.leases.pinned_blocks import PinnedBlocks
 from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
@@ -76,11 +77,12 @@ class PrefixLeases:
     @classmethod
     def of(cls, config: WorkerConfig, incarnation: str, links: ProxyLinks, machine: WorkerResources) -> "PrefixLeases":
         layout, pool = machine.layout, machine.pool
-        share = config.lease_share if machine.scheduler.prefix.enabled else 0.0
+        is_on = machine.scheduler.prefix.enabled
+        share, tiers = (config.lease_share, machine.scheduler.tier.store) if is_on else (0.0, None)
         longest = layout.blocks_for(machine.config.max_model_len)
-        budget = LeaseBudget.of(share, pool.capacity, longest, config.lease_client_memory)
+        pins = PinnedBlocks.of(pool, share, longest, tiers)
         reporters = PrefixReporters(links.links, pool.index)
-        book = LeaseBook(pool, cls.block_bytes(machine), layout.block_size, budget)
+        book = LeaseBook(pins, cls.block_bytes(machine), layout.block_size, config.lease_client_memory)
         return cls(reporters, incarnation, links, machine, book)
 
     @staticmethod
@@ -166,8 +168,9 @@ class PrefixLeases:
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
     def tick(self, requests: Container[str], now: float) -> None:
-        """End what is over."""
+        """End what is over, and what is lost."""
         self.book.expire(now)
+        self.book.settle(now)
         for key in [key for key in self.asked if key not in requests]:
             _, wish = self.asked.pop(key)
             self.book.forgo(wish.id)
@@ -236,6 +239,6 @@ class PrefixLeases:
         """Return the room for leases, for a heartbeat."""
         return {
             "lease_block_bytes": self.book.block_bytes,
-            "lease_budget_bytes": self.book.budget.blocks * self.book.block_bytes,
+            "lease_budget_bytes": self.book.pins.most * self.book.block_bytes,
             "lease_free_bytes": self.book.room * self.book.block_bytes,
         }

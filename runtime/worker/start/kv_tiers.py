@@ -14,6 +14,7 @@ from pontil.runtime.cache.tier.disk_tier import DiskTier
 from pontil.runtime.cache.tier.measure import seconds_of_block, seconds_of_turn
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import KVTier
+from pontil.runtime.cache.tier.tier_pins import TierPins
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
@@ -49,7 +50,8 @@ def open_tiers(
     # An engine refers to itself; its memory may have been made for this only.
     gc.collect()
     used = [tier for tier in tiers_of(config, machine) if is_sooner(tier, costs, machine.storage)]
-    store = TierStore(machine.storage, TierChain(tuple(used), machine.layout.block_bytes), costs, wake, failures)
+    chain = TierChain(tuple(used), machine.layout.block_bytes, pins=TierPins(config.lease_share))
+    store = TierStore(machine.storage, chain, costs, wake, failures)
     costs.base = seconds_of_turn(store)
     for tier in used:
         logger.info(

@@ -11,27 +11,15 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_files import LAYOUT, KeptFiles, key_of
-from tiers import always
+from tiers import SteppedStore, always
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.prefix_journal import SHORT_BYTES
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.disk_tier import PAGE, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
-from pontil.runtime.cache.tier.tier_store import TierStore
 
 BLOCKS, IN_MEMORY, ON_DISK, STAGED = 5, 1, 2, 4
-
-
-class SteppedStore(TierStore):
-    """Store whose thread does nothing: the test carries out its jobs."""
-
-    def turn(self) -> float | None:
-        return None
-
-    def work(self, most: int) -> None:
-        for _ in range(most):
-            super().turn()
 
 
 class TieredHistory:

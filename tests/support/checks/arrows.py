@@ -29,8 +29,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels/weights", "gpu_ops/kv"},
-    "runtime/cache/leases": {"runtime/cache"},
     "runtime/cache/tier": {"gpu_ops/kv", "runtime/cache"},
+    "runtime/cache/leases": {"runtime/cache", "runtime/cache/tier/tier_pins"},
     "runtime/config": set(),
     # A worker's own times, which each of its rooms may note.
     "runtime/timeline/work_times": set(),

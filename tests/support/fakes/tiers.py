@@ -54,6 +54,17 @@ def opened(storage: KVStorage, *tiers: KVTier, staging_bytes: int = 64 << 20) ->
     assert not store.thread.thread.is_alive()
 
 
+class SteppedStore(TierStore):
+    """Store whose thread does nothing: the test carries out its jobs."""
+
+    def turn(self) -> float | None:
+        return None
+
+    def work(self, most: int) -> None:
+        for _ in range(most):
+            super().turn()
+
+
 class ScriptedTier(MemoryTier):
     """A tier in memory whose reads wait until they `may_read`, and that raises `fault` once it is set. `lies` turns a
     byte of what is read."""

@@ -332,7 +332,7 @@ def is_clean(worker: PromptWorker) -> bool:
     owed = len(side.outbox) + len(other.peers.outbox)
     idle = not (worker.machine.engine.sequences or any(left) or any(right) or len(worker.grammars) or owed)
     worker.leases.book.check()
-    leased = len(worker.leases.book.pins)
+    leased = len(worker.leases.book.pins.owned)
     return idle and worker.machine.pool.available == worker.machine.pool.capacity - leased
 
 

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import floats, integers, sampled_from
 
 from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, ByteSeconds, LeaseTerm, PrefixLease
-from pontil.runtime.cache.leases.lease_book import STALE_ENDS, LeaseBook, LeaseBudget, LeaseRefused
+from pontil.runtime.cache.leases.lease_book import STALE_ENDS, LeaseBook, LeaseRefused
+from pontil.runtime.cache.leases.pinned_blocks import PinnedBlocks
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, chain, root_key
 
@@ -20,7 +21,7 @@ MOST_OF_ONE = 900
 
 def book_of(capacity: int = CAPACITY, most: int | None = MOST_OF_ONE) -> LeaseBook:
     pool = BlockPool(capacity + 1)
-    return LeaseBook(pool, BLOCK_BYTES, SIZE, LeaseBudget.of(0.5, capacity, LONGEST, most))
+    return LeaseBook(PinnedBlocks.of(pool, 0.5, LONGEST), BLOCK_BYTES, SIZE, most)
 
 
 def keys_of(text: int, count: int) -> tuple[Key, ...]:
@@ -96,8 +97,8 @@ class LeaseHistory(RuleBasedStateMachine):
         theirs = sum(len(one.keys) for one in self.model.values() if one.owner == owner)
         is_in_budget = (theirs + count) * BLOCK_BYTES <= MOST_OF_ONE
         pinned = {key for one in self.model.values() for key in one.keys}
-        fits = len(pinned | set(keys)) <= self.book.budget.blocks
-        here = compute(self.book.pool, keys)
+        fits = len(pinned | set(keys)) <= self.book.pins.most
+        here = compute(self.book.pins.pool, keys)
         try:
             lease(self.book, name, keys, self.now, seconds, owner)
         except LeaseRefused:
@@ -136,18 +137,18 @@ class LeaseHistory(RuleBasedStateMachine):
     def flood(self, count: int) -> None:
         """Compute a prompt that nobody computed before. The longest request always has room beside all leases."""
         self.flooded += 1
-        assert compute(self.book.pool, keys_of(1000 + self.flooded, count))
+        assert compute(self.book.pins.pool, keys_of(1000 + self.flooded, count))
 
     @invariant()
     def a_leased_block_is_found(self) -> None:
         self.book.expire(self.now)
         self.settle()
         for one in self.model.values():
-            assert len(self.book.pool.index.leading(one.keys)) == len(one.keys), "a leased block was evicted"
+            assert len(self.book.pins.pool.index.leading(one.keys)) == len(one.keys), "a leased block was evicted"
 
     @invariant()
     def all_is_conserved(self) -> None:
-        self.book.pool.check()
+        self.book.pins.pool.check()
         self.book.check()
         assert self.book.leases.keys() == self.model.keys()
         every = [*self.model.values(), *self.ended]
@@ -180,7 +181,7 @@ class MovedLease(RuleBasedStateMachine):
 
     def take(self) -> None:
         """Have the worker where it is now keep it, since it began."""
-        assert compute(self.books[self.at].pool, self.keys)
+        assert compute(self.books[self.at].pins.pool, self.keys)
         term = LeaseTerm(self.billed.size, self.billed.began, self.billed.seconds)
         self.books[self.at].grant(PrefixLease("moved", "ada", self.keys, 32, "proxy", term), self.now)
 
@@ -211,7 +212,7 @@ class MovedLease(RuleBasedStateMachine):
     @rule(count=integers(1, LONGEST))
     def flood(self, count: int) -> None:
         self.flooded += 1
-        assert all(compute(book.pool, keys_of(1000 + self.flooded, count)) for book in self.books)
+        assert all(compute(book.pins.pool, keys_of(1000 + self.flooded, count)) for book in self.books)
 
     @invariant()
     def it_is_kept_once_and_for_all_that_is_billed(self) -> None:
@@ -219,10 +220,10 @@ class MovedLease(RuleBasedStateMachine):
         assert not other.leases and ("moved" in here.leases) is not self.is_over
         if not self.is_over:
             assert here.leases["moved"].term.amounts(self.now) == self.billed.amounts(self.now)
-            assert len(here.pool.index.leading(self.keys)) == len(self.keys), "a leased block was evicted"
+            assert len(here.pins.pool.index.leading(self.keys)) == len(self.keys), "a leased block was evicted"
         for book in self.books:
             book.check()
-            book.pool.check()
+            book.pins.pool.check()
 
 
 TestMovedLease = MovedLease.TestCase
@@ -231,31 +232,31 @@ TestMovedLease.settings = settings(max_examples=20, stateful_step_count=25)
 
 def test_a_leased_prefix_outlives_a_flood_that_fills_the_pool_many_times() -> None:
     book, keys = book_of(), keys_of(0, 8)
-    assert compute(book.pool, keys)
+    assert compute(book.pins.pool, keys)
     lease(book, "one", keys, 0.0, 60)
     for number in range(100):
-        assert compute(book.pool, keys_of(1000 + number, LONGEST))
-    assert len(book.pool.index.leading(keys)) == 8
+        assert compute(book.pins.pool, keys_of(1000 + number, LONGEST))
+    assert len(book.pins.pool.index.leading(keys)) == 8
 
 
 def test_a_lease_that_is_over_is_evicted_like_any_other_prefix() -> None:
     book, keys = book_of(), keys_of(0, 8)
-    assert compute(book.pool, keys)
+    assert compute(book.pins.pool, keys)
     lease(book, "one", keys, 0.0, 60)
     book.expire(60.0)
     for number in range(100):
-        assert compute(book.pool, keys_of(1000 + number, LONGEST))
-    assert len(book.pool.index.leading(keys)) == 2, "the flood begins alike"
+        assert compute(book.pins.pool, keys_of(1000 + number, LONGEST))
+    assert len(book.pins.pool.index.leading(keys)) == 2, "the flood begins alike"
 
 
 def test_shared_blocks_are_kept_once_and_paid_by_each() -> None:
     book = book_of()
     for name, text in (("one", 0), ("two", 2)):
-        assert compute(book.pool, keys_of(text, 4))
+        assert compute(book.pins.pool, keys_of(text, 4))
         lease(book, name, keys_of(text, 4), 0.0, 10, owner=name)
     assert len(book.pins) == 6 and book.owner_blocks == {"one": 4, "two": 4}
     book.release("one", 5.0)
-    assert len(book.pool.index.leading(keys_of(2, 4))) == 4, "the other's blocks are still there"
+    assert len(book.pins.pool.index.leading(keys_of(2, 4))) == 4, "the other's blocks are still there"
     assert book.amounts(10.0) == ByteSeconds(8000, 2000 + 4000, 2000, 0)
 
 
@@ -277,13 +278,13 @@ def test_a_keys_budget_counts_what_it_was_promised() -> None:
 
 
 def test_leases_leave_room_for_the_longest_request() -> None:
-    assert LeaseBudget.of(0.5, 100, 80).blocks == 20
-    assert LeaseBudget.of(0.5, 100, 100).blocks == 0
+    assert PinnedBlocks.of(BlockPool(101), 0.5, 80).most == 20
+    assert PinnedBlocks.of(BlockPool(101), 0.5, 100).most == 0
 
 
 def test_the_ends_of_a_lease_that_is_extended_all_the_time_stay_few() -> None:
     book, keys = book_of(), keys_of(0, 2)
-    assert compute(book.pool, keys)
+    assert compute(book.pins.pool, keys)
     lease(book, "one", keys, 0.0, 1)
     for second in range(1000):
         assert book.extend("one", 1 + second, second / 2)

@@ -19,7 +19,7 @@ from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
 # Four whole blocks and a part.
 LONG = prompt(70)
 # The code of leases that a step calls.
-FILES = ("lease.py", "lease_book.py", "prefix_leases.py")
+FILES = ("lease.py", "lease_book.py", "pinned_blocks.py", "prefix_leases.py")
 ROOM: dict[str, Any] = {"kv_cache_memory": 1 << 20, "max_model_len": 128}
 
 
@@ -128,7 +128,7 @@ def test_a_request_that_ends_early_gives_its_promised_room_back(place: WorkerPla
     worker = place.start(**ROOM)
     place.proxy.submit(worker, "cut", LONG, greedy(0), lease=lease())
     place.proxy.turn_until(lambda: bool(worker.leases.asked) or bool(place.proxy.leases))
-    room = worker.leases.book.budget.blocks
+    room = worker.leases.book.pins.most
     place.proxy.cancel(worker, "cut")
     place.proxy.turn_until(lambda: not worker.leases.asked and "cut" not in worker.requests)
     assert worker.leases.book.room == room - len(worker.leases.book.pins)
