@@ -2,7 +2,7 @@
 """A worker in virtual time: the real one with its scheduler, pool, prefix cache and handoff, over a runner that only
 lets pass the time that a step was measured to take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -135,7 +135,8 @@ class TimedConnector(ShmConnector):
 
     def lost(self) -> list[str]:
         """Return the peers that died: all are in one process of the system, which goes on."""
-        return [peer for peer in self.peers if peer in dead_incarnations(self.process.world)]
+        gone = [one for one in self.process.world.processes if one.ends is not None]
+        return [peer for peer in self.peers if peer in incarnations_of(gone)] if gone else []
 
     def carry_out(self, job: CopyJob[PeerPool]) -> None:
         blocks = len(job.pull.pairs)
@@ -219,9 +220,8 @@ class PlannedWorker(CoreProcess):
         return self.world.now() + self.loop.patience
 
 
-def dead_incarnations(world: VirtualWorld) -> set[str]:
-    workers = [one for one in world.processes if isinstance(one, PlannedWorker) and not one.alive]
-    return {one.loop.sockets.incarnation for one in workers}
+def incarnations_of(processes: Iterable[WorldProcess]) -> set[str]:
+    return {one.loop.sockets.incarnation for one in processes if isinstance(one, PlannedWorker)}
 
 
 def config_of(max_model_len: int) -> ModelConfig:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from pontil.runtime.foundation.value import value
 from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
 
 # A proxy has these times too, and no torch.
@@ -69,7 +70,7 @@ def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], 
     return tuple(made)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StepWork:
     """The work of one step: rows that decode, the positions that they read, prompt tokens, and what these read."""
 

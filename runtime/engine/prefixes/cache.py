@@ -148,6 +148,8 @@ class KeyQueue:
         """Make some keys, as many as the time since the last call allows; unless they hold up a step, those of one
         sequence at least. Return the sequences that have them all now."""
         before, self.made_at = self.made_at, self.clock()
+        if not self.new and not self.begun:
+            return []
         budget = max(PORTION, min(MOST, int((self.made_at - before) * KEYS_PER_SECOND)))
         ready_sequences = list[Sequence]()
         while len(self) and (budget > 0 or not (in_step or ready_sequences)):

@@ -13,14 +13,13 @@ from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
+from pontil.runtime.proxy.admission.seat_rooms import RoomMemory, SeatRooms, claimable
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
-from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
-from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Disagg, Route, WorkerLoad, seating
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.proxy.siblings.usage_table import UsageTable
 
 # Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a
@@ -28,49 +27,6 @@ from pontil.runtime.proxy.siblings.usage_table import UsageTable
 PASSED_SECONDS = 1.0
 # Requests admitted per seat of the workers' batches: those beyond the seats wait in a queue.
 REQUESTS_PER_SEAT = 4
-
-
-class SeatRoom:
-    """The workers of one release. A request with no seat there has no route, whatever else has room."""
-
-    def __init__(self, workers: Sequence[RegisteredWorker], disagg: Disagg) -> None:
-        seats = {
-            load.incarnation: load
-            for load in seating([worker.loads.get(0) or worker.load for worker in workers], disagg)
-        }
-        self.workers = [worker for worker in workers if worker.hello.sender in seats]
-        self.is_free = any(load.can_seat(SPARE_SEATS) for load in seats.values())
-        self.answers: dict[str, bool] = {}
-
-    def may_seat(self, share: FairShare, may_claim: bool) -> bool:
-        if self.is_free or not may_claim:
-            return self.is_free
-        if share.caller not in self.answers:
-            self.answers[share.caller] = claimable(self.workers, share) > 0
-        return self.answers[share.caller]
-
-
-class SeatRooms:
-    """The room at this moment in a group of workers, by release. Ask anew after each change."""
-
-    def __init__(self, group: WorkerGroup, disagg: Disagg) -> None:
-        self.group, self.disagg = group, disagg
-        self.is_free = any(worker.seat_counts.taken < seats for worker, seats in group.current.seated)
-        self.rooms: dict[WorkerRelease | None, SeatRoom] = {}
-
-    def may_seat(self, request: Request, may_claim: bool) -> bool:
-        """Return whether it is worth to look for a route. A request whose release is gone may get another one."""
-        if self.is_free:
-            return True
-        if request.release not in self.rooms:
-            self.rooms[request.release] = SeatRoom(self.group.serving(request.release), self.disagg)
-        room = self.rooms[request.release]
-        return not room.workers or room.may_seat(request.share, may_claim)
-
-
-def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
-    """Return the seats of these workers that a caller can have of others."""
-    return sum(worker.seat_counts.claimable(share, worker.seats) for worker in workers)
 
 
 class AdmissionControl:
@@ -103,6 +59,7 @@ class AdmissionControl:
         self.choices = 0
         self.by_caller: Counter[str] = Counter()
         self.dispatching = False
+        self.memory = RoomMemory(self.order, dispatcher.lookup)
 
     def check(self, ticket: Ticket, works: Sequence[Work], workers: Sequence[WorkerLoad]) -> None:
         """Check that these workers can admit all of these. Raise Unavailable, TooManyRequests or RequestError."""
@@ -196,8 +153,15 @@ class AdmissionControl:
         """Return the next request that has room now, with its route. It may pass those of other callers and releases
         that have none: what they wait for is not what it takes (docs/decisions/068). Who gives way passes nobody else;
         in the part that is its class's it has its turn as one that does not, here and in its worker."""
+        if not len(self.order):
+            return None
+        state = self.memory.now()
+        if self.memory.lasts(state):
+            return None
+        self.memory.full, stays = None, True
         rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
         for request in self.order.heads():
+            stays = stays and self.dispatcher.goes_by_loads(request)
             if request.ticket.service_class.gives_way:
                 if len(self.queue) and not self.order.is_due(request):
                     continue
@@ -212,7 +176,8 @@ class AdmissionControl:
             if (route := self.dispatcher.room_for(request, may_claim)) is not None:
                 return request, route
             if request.work.joint is not None and now - request.times.arrived > PASSED_SECONDS:
-                return None
+                break
+        self.memory.full = state if stays else None
         return None
 
     def seconds_for(self, tokens: int, lines: int) -> float | None:

@@ -32,7 +32,7 @@ EVERYBODY = ""
 
 class FairQueue(Generic[T]):
     """Waiting items, told apart by identity. Conservation: each one pushed leaves by exactly one `pop` or `remove`,
-    and comes back with `put_back` after `take_out`.
+    and comes back with `put_back` after `take_out`. `changes` counts what may have changed them or their order.
 
     push, pop and remove compare O(log callers) times, and move the pointers of as many callers, or of as many
     priorities, as have something waiting. Without `fair` the order is (priority, arrival) over all callers.
@@ -40,7 +40,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self, fair: bool = True) -> None:
         self.fair = fair
-        self.arrivals = 0
+        self.arrivals = self.changes = 0
         self.entries: dict[int, QueueEntry[T]] = {}
         self.levels: dict[int, PriorityLevel[T]] = {}
         # Priorities, ascending: with something waiting, and without.
@@ -78,6 +78,7 @@ class FairQueue(Generic[T]):
         `lane` may be served while those of this one cannot."""
         assert id(item) not in self.entries and 0.0 < cost < float("inf") and 0.0 < weight < float("inf")
         self.arrivals += 1
+        self.changes += 1
         caller = caller if self.fair else EVERYBODY
         entry = QueueEntry(item, caller, weight if self.fair else 1.0, priority, cost, self.arrivals, lane)
         self.entries[id(item)] = entry
@@ -127,6 +128,7 @@ class FairQueue(Generic[T]):
 
     def serve(self, item: T) -> None:
         """Take out an item that is served."""
+        self.changes += 1
         entry = self.entries[id(item)]
         self.turns.serve(class_of(entry.priority), entry.cost, self.first_places)
         self.levels[entry.priority].serve(entry)
@@ -143,6 +145,7 @@ class FairQueue(Generic[T]):
         """Note that what was served of a caller took so much more than its cost, or less."""
         if not change:
             return
+        self.changes += 1
         self.turns.serve(class_of(priority), change, self.first_places)
         if (level := self.levels.get(priority)) is not None:
             level.correct(caller if self.fair else EVERYBODY, change / (weight if self.fair else 1.0))
@@ -163,6 +166,7 @@ class FairQueue(Generic[T]):
     def take_out(self, item: T) -> QueueEntry[T]:
         """Take out an item that waits for something else now; return what puts it back."""
         entry = self.entries[id(item)]
+        self.changes += 1
         level = self.levels[entry.priority]
         level.take(entry, level.backlogs[entry.caller].start)
         self.forget(entry)
@@ -171,6 +175,7 @@ class FairQueue(Generic[T]):
     def put_back(self, entry: QueueEntry[T]) -> None:
         """Have an item wait again that was taken out, before what its caller has pushed since it came. Its caller gets
         no credit for the time in which nothing else of it waited."""
+        self.changes += 1
         self.entries[id(entry.item)] = entry
         self.level_for(entry.priority).put_back(entry)
 

@@ -114,6 +114,12 @@ class Dispatcher:
         has_seats = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
         return next_route(loads, disagg, tokens, spare=0) if has_seats else None
 
+    def goes_by_loads(self, request: Request) -> bool:
+        """Return whether the loads of workers, with what they have cached, alone tell if there is room for a request:
+        nothing else does for one that is of one stage, and has no adapter and no lease."""
+        work = request.work
+        return not request.ticket.adapter_digest and work.alone is None and work.joint is None
+
     def idle_room_for(self, request: Request) -> Route | None:
         """Return the worker with the most idle seats for a request that gives way, or None; one that holds its prompt
         by a lease goes before all. It does all of it: what is computed for another worker could not do so."""

@@ -23,6 +23,8 @@ class PrefixLookup:
 
     def __init__(self, registry: Registry, enabled: bool) -> None:
         self.registry, self.enabled = registry, enabled
+        # The looks for a prompt behind which there may be more of it to find.
+        self.unfinished = 0
         self.lacking: Callable[[str], Collection[str]] = lambda digest: ()
 
     def loads(self, request: Request) -> Sequence[WorkerLoad]:
@@ -45,7 +47,7 @@ class PrefixLookup:
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
             return tuple([worker.loads.get(0) or worker.load for worker in workers])
-        prefix.grow([worker.prefixes for worker in workers])
+        self.unfinished += prefix.grow([worker.prefixes for worker in workers])
         counts = prefix.found_in([worker.prefixes for worker in workers])
         return tuple(
             [worker.loads.get(count) or worker.load_with(count) for worker, count in zip(workers, counts, strict=True)]
@@ -63,7 +65,7 @@ class PrefixLookup:
         prefix = self.prefix_of(request, group) if workers else None
         if prefix is None:
             return ()
-        prefix.grow([worker.prefixes for worker in workers])
+        self.unfinished += prefix.grow([worker.prefixes for worker in workers])
         counts = {worker.hello.sender: worker.prefixes.count_leased(prefix.keys) for worker in workers}
         most = max(counts.values())
         return [incarnation for incarnation, count in counts.items() if count == most > 0]

@@ -46,7 +46,7 @@ class HeldPrefixes:
         self.keys: dict[int, None] = {}
         # The keys of leases, and how many have each.
         self.leased: Counter[int] = Counter()
-        self.number = 0
+        self.number = self.changes = 0
         self.asked_at: float | None = None
 
     def __len__(self) -> int:
@@ -54,6 +54,7 @@ class HeldPrefixes:
 
     def take(self, message: PrefixDelta) -> bool:
         """Take a message; return False after a gap. Raises MalformedFrame, after which there is a gap."""
+        self.changes += 1
         if message.number == 0:
             self.keys = dict.fromkeys(self.leased)
         elif message.number != self.number:
@@ -79,12 +80,14 @@ class HeldPrefixes:
 
     def lease(self, keys: Iterable[int]) -> None:
         """Take note of the keys of one more lease."""
+        self.changes += 1
         new_keys = tuple(keys)
         self.leased.update(new_keys)
         self.keys.update(dict.fromkeys(new_keys))
 
     def end_lease(self, keys: Sequence[int]) -> None:
         """Take note that a lease is over. Its blocks stay until they are told to be gone."""
+        self.changes += 1
         self.leased.subtract(keys)
         for key in keys:
             if self.leased[key] <= 0:

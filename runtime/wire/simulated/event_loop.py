@@ -125,8 +125,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def next_due(self) -> float | None:
         """The time of the next turn that has something to do."""
         untyped: Any = self
-        if untyped._ready or self.seen.ready:
+        if untyped._ready:
             return self.time()
+        keys = self.seen.keys
+        for socket in self.process.sockets:
+            if socket.signaled and socket.fd in keys:
+                return self.time()
         timers = untyped._scheduled
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False

@@ -188,8 +188,9 @@ class PrefixLeases:
 
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""
-        changed = self.book.take_changed()
-        self.owe(changed)
+        changed = self.book.take_changed() if self.book.changed else ()
+        if changed:
+            self.owe(changed)
         for place, link in enumerate(self.links.links):
             registration = link.registration
             if registration is None or link.proxy is None or not link.takes_leases:

@@ -206,17 +206,20 @@ class Worker(Workload):
         self.settle(now)
 
     def outlook(self) -> Outlook:
-        engine, has_work = self.machine.engine, self.machine.engine.has_work
+        engine, are_due = self.machine.engine, self.machine.rounds.are_due
+        if engine.has_work and engine.sequences:
+            # In nearly every turn under load.
+            return Outlook(True, False, STALL_PAUSE if self.machine.scheduler.stalled else 0.0, is_awaited=are_due)
         owed = bool(self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs)
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
         ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
-        if has_work:
+        if engine.has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
-        return Outlook(has_work, is_idle, patience, is_awaited=self.machine.rounds.are_due)
+        return Outlook(engine.has_work, is_idle, patience, is_awaited=are_due)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()

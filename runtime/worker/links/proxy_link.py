@@ -95,6 +95,8 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
+        # The proxy, and the number of the registration there; None: there is none.
+        self.registration: tuple[str, int] | None = None
         self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
         self.takes_times = self.takes_leases = self.takes_adapters = self.takes_step_logits = False
         self.outbox: deque[Message] = deque()
@@ -111,11 +113,6 @@ class ProxyLink:
         """Return whether the proxy accepts no messages at present: produce no more of them (back-pressure, B12). A
         proxy that is gone is told nothing but Hello, and holds up nobody."""
         return bool(self.outbox) and self.proxy is not None
-
-    @property
-    def registration(self) -> tuple[str, int] | None:
-        """The proxy, and the number of the registration there; None: there is none."""
-        return None if self.proxy is None else (self.proxy, self.hello.registration)
 
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
         for message in joined(frames, with_logits=self.takes_step_logits) if self.takes_steps else frames:
@@ -150,7 +147,8 @@ class ProxyLink:
                 self.told.begin()
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
-            self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
+            self.proxy, self.registration = message.sender, (message.sender, self.hello.registration)
+            self.takes_steps, self.takes_prefixes = message.steps, message.prefixes
             self.takes_times, self.takes_leases = message.times, message.leases
             self.takes_adapters, self.takes_step_logits = message.adapters, message.step_logits
             # A proxy of an earlier version does not confirm the role.
@@ -235,6 +233,7 @@ class ProxyLink:
     def register_anew(self) -> None:
         """Have the next Hello be that of another registration, so that a proxy gives up what it sent to this one."""
         self.hello = replace(self.hello, registration=self.hello.registration + 1)
+        self.registration = None
         self.next_send = 0.0
         self.outbox.clear()
 

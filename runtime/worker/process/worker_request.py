@@ -236,7 +236,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
     (A3)."""
     sequence, counted = output.sequence, output.finish is not None
     opens = output.index == sequence.record.delivered and sequence.branch.choice == (request.submit.choices or [0])[0]
-    pulled = request.pulled if opens else NOTHING_PULLED
+    pulled, logprobs = request.pulled if opens else NOTHING_PULLED, output.logprobs
     return Tokens(
         incarnation,
         request.proxy,
@@ -250,7 +250,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         generated_tokens=sequence.record.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
         cached_tokens=sequence.history.cached + sequence.history.cached_later,
-        logprobs=[entry.to_wire() for entry in output.logprobs if entry.entries] or None,
+        logprobs=[entry.to_wire() for entry in logprobs if entry.entries] or None if logprobs else None,
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.record.prompt_logprobs] or None if opens else None
         ),
@@ -264,5 +264,5 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         pull_error=pulled.error,
         frames=output.frames or None,
         kept_blocks=list(sequence.blocks) if request.is_kept else None,
-        top_logits=b"".join([entry.top_logits for entry in output.logprobs]) or None,
+        top_logits=b"".join([entry.top_logits for entry in logprobs]) or None if logprobs else None,
     )

@@ -12,7 +12,7 @@ from engine_site import EngineSite, as_alone
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.proxy.admission.control import SeatRooms
+from pontil.runtime.proxy.admission.seat_rooms import SeatRooms
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.stream import Stream
