@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), *map(str, sorted((ROOT / "tests/support").iterdir()))]
 
 from conversation_replay import ConversationReplay, states_layout  # noqa: E402
-from routing_world import recorded_conversations  # noqa: E402
+from recorded_load import recorded_conversations  # noqa: E402
 
 import app  # noqa: E402, F401
 

@@ -4,7 +4,8 @@
 import random
 
 import pytest
-from routing_world import RoutingWorld, Turn, recorded_conversations
+from recorded_load import Turn, recorded_conversations
+from routing_world import RoutingWorld
 
 HOT = 1.5
 

@@ -124,11 +124,11 @@ def leasing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     yield from proper(worker, submit)
 
 
-def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000) -> LeasingWorker:
+def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000, **hello: object) -> LeasingWorker:
     """Start a worker, and wait until the proxy knows what room it has."""
     answer = site.tokenizer.encode("Hello", False)
     role = name.split(":")[0]
-    worker = LeasingWorker(site.endpoint, name, site.tokenizer, answer, role=role).ready(budget)
+    worker = LeasingWorker(site.endpoint, name, site.tokenizer, answer, role=role, **hello).ready(budget)
     site.workers.append(worker)
     worker.start()
     workers = site.proxy.registry.workers

@@ -2,13 +2,11 @@
 """Workers without a model that serve recorded conversations: real block pools, prefix indexes and routing, and a simple
 account of time."""
 
-import csv
-import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from pathlib import Path
+
+from recorded_load import BESIDE, PROMPT_RATE, TOKEN_SECONDS, RecordedLoad, Turn
 
 from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.cache.pool import BlockPool
@@ -21,29 +19,8 @@ from pontil.runtime.proxy.routing.policy import INTERLEAVED, Route, next_route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.messages import SCHEMA, Hello, PrefixDelta
 
-LENGTHS = Path(__file__).parents[3] / "scripts" / "data" / "sharegpt_lengths.csv"
 BLOCK_SIZE = 16
-# Prompt tokens a second, seconds for each token of an answer, and what each other sequence adds to it.
-PROMPT_RATE, TOKEN_SECONDS, BESIDE = 4000.0, 0.02, 0.03
 MOST_TOLD = 4096
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn: its prompt is what was said before and these new tokens."""
-
-    new: int
-    output: int
-
-
-def recorded_conversations(path: Path = LENGTHS) -> list[list[Turn]]:
-    """Return the turns of each conversation."""
-    found: dict[str, list[Turn]] = defaultdict(list)
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            new = int(row["prompt_tokens"]) - int(row["shared_prefix_tokens"])
-            found[row["conversation"]].append(Turn(max(1, new), int(row["output_tokens"])))
-    return list(found.values())
 
 
 @dataclass(eq=False)
@@ -113,17 +90,15 @@ class SimulatedWorker:
             self.told += 1
 
 
-class RoutingWorld:
-    """A proxy's routing over simulated workers. `by_cache` False routes by load alone. `run` plays conversations and
-    returns when all have ended."""
+class RoutingWorld(RecordedLoad):
+    """A proxy's routing over simulated workers. `by_cache` False routes by load alone."""
 
     def __init__(
         self, prefill: int, decode: int, num_blocks: int, by_cache: bool = True, seed: int = 1, seats: int = 64
     ) -> None:
-        self.by_cache, self.source = by_cache, random.Random(seed)
-        self.registry, self.now, self.order = Registry(ttl=1e9), 0.0, 0
+        super().__init__(seed)
+        self.by_cache, self.registry = by_cache, Registry(ttl=1e9)
         self.recent = RecentWork(self.registry)
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.waiting: deque[SimulatedRequest] = deque()
         self.workers: dict[str, SimulatedWorker] = {}
         self.cached = self.oracle = self.prompts = 0
@@ -139,44 +114,25 @@ class RoutingWorld:
             worker.pool.index.open_journal()
             self.workers[hello.sender] = worker
 
-    def at(self, seconds: float, what: Callable[[], None]) -> None:
-        self.order += 1
-        heappush(self.events, (self.now + seconds, self.order, what))
+    def ask_turn(self, said: list[int], turn: Turn, answered: Callable[[list[int]], None]) -> None:
+        prompt, answer = said + self.ids(turn.new), self.ids(turn.output)
+        self.ask(prompt, answer, lambda: answered(prompt + answer))
 
-    def run(self, conversations: Sequence[Sequence[Turn]], rate: float, pause: float = 8.0) -> None:
-        """Begin so many conversations a second at random, with a random pause of this mean before each later turn."""
-        moment = 0.0
-        for turns in conversations:
-            moment += self.source.expovariate(rate)
-            self.at(moment, self.turn_of([], turns, 0, pause))
-        while self.events:
-            self.now, _, what = heappop(self.events)
-            what()
-            self.dispatch()
-        assert not self.waiting
+    @property
+    def works(self) -> bool:
+        """Return False: what is done ends at some time, as an event."""
+        return False
 
-    def turn_of(self, said: list[int], turns: Sequence[Turn], place: int, pause: float) -> Callable[[], None]:
-        def begin() -> None:
-            turn = turns[place]
-            prompt, answer = said + self.ids(turn.new), self.ids(turn.output)
-            after = self.turn_of(prompt + answer, turns, place + 1, pause)
-            last = place + 1 == len(turns)
-            self.ask(prompt, answer, lambda: None if last else self.at(self.source.expovariate(1 / pause), after))
-
-        return begin
-
-    def ids(self, count: int) -> list[int]:
-        return self.source.choices(range(100, 150_000), k=count)
+    def work(self) -> None:
+        while self.waiting and (route := self.route(self.waiting[0])) is not None:
+            self.launch(self.waiting.popleft(), route)
+        assert self.events or not self.waiting
 
     def ask(self, prompt: list[int], answer: list[int], ended: Callable[[], None] = lambda: None) -> None:
         prefix = PromptPrefix(prompt, "", BLOCK_SIZE)
         request = SimulatedRequest(prompt, answer, ended, prefix, self.now)
         request.keys = tuple(full_keys(request.text, "", BLOCK_SIZE))
         self.waiting.append(request)
-
-    def dispatch(self) -> None:
-        while self.waiting and (route := self.route(self.waiting[0])) is not None:
-            self.launch(self.waiting.popleft(), route)
 
     def route(self, request: SimulatedRequest) -> Route | None:
         registered = list(self.registry.workers.values())

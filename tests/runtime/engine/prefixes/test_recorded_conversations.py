@@ -2,7 +2,7 @@
 """Recorded conversations with a model that has states: what their turns repeat is found (docs/decisions/138)."""
 
 from conversation_replay import ConversationReplay, states_layout
-from routing_world import recorded_conversations
+from recorded_load import recorded_conversations
 
 from pontil.runtime.cache.prefix import STATE_TOKENS
 
