@@ -128,6 +128,18 @@ def test_a_prompt_that_was_left_out_is_given(proxy: ScriptedProxy, pair: Pair, m
         verified(data, model)
 
 
+def test_a_prompt_that_was_left_out_may_be_given_as_a_text(proxy: ScriptedProxy, pair: Pair, model: Path) -> None:
+    _, decode = pair
+    text, params = "hello there", KINDS["greedy"]
+    ids = decode.machine.tokenizer.encode(text, True)
+    proxy.submit(decode, "text", ids, params)
+    proxy.turn_until(lambda: "text" in proxy.answers and proxy.answers["text"].ended(1))
+    data = receipt_of(proxy.answers["text"], decode, ids, params, 0)
+    del data["prompt"]
+    assert verified(data, model, prompt_text=text)[0][0]
+    assert "they were changed" in verified(data, model, prompt_text=text + "!")[0][1]
+
+
 @pytest.mark.parametrize("name", ["avx2", pytest.param("torch", marks=pytest.mark.long)])
 def test_other_kernels_compute_it_too(proxy: ScriptedProxy, pair: Pair, model: Path, name: str) -> None:
     """In float32 the kernels for AVX2 have the bits of those for AVX-512; torch's operations round otherwise."""
