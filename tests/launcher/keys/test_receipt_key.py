@@ -111,7 +111,7 @@ def test_a_public_key_is_read_in_each_form(tmp_path: Path) -> None:
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     (tmp_path / "pem").write_bytes(Ed25519PublicKey.from_public_bytes(key).public_bytes(encoding, form))
     (tmp_path / "none").write_text("x")
-    assert {read_public_key(given) for given in (key.hex(), f"{tmp_path}/hex", f"{tmp_path}/pem")} == {key}
+    assert {read_public_key(given, "--key") for given in (key.hex(), f"{tmp_path}/hex", f"{tmp_path}/pem")} == {key}
     for given in ("zz", f"{tmp_path}/none"):
-        with pytest.raises(OptionError):
-            read_public_key(given)
+        with pytest.raises(OptionError, match="--key zz is no key" if given == "zz" else "has no public Ed25519 key"):
+            read_public_key(given, "--key")

@@ -67,6 +67,8 @@ def test_a_server_that_does_not_answer_is_no_difference(tmp_path: Path, nobody: 
     assert code == 2 and "cannot be asked" in text, text
     code, text = mistake("replay", str(tmp_path / "file"), "--public-key", "00" * 32)
     assert code == 2 and SIGNER.public_key.hex() in text, text
+    code, text = mistake("replay", str(tmp_path / "file"), "--public-key", "zz")
+    assert code == 2 and text.startswith("--public-key zz is no key"), "--key is the operator's here"
 
 
 def test_a_record_replaces_no_file_and_leaves_none(tmp_path: Path, nobody: str) -> None:
