@@ -2,20 +2,23 @@
 """Measure what contracts cost (docs/guide/contracts.md), by processor time, so that a busy machine spoils little of it.
 
     taskset -c 1 python scripts/bench_contracts.py receipts [--model NAME|PATH] [--rows 1 8 32] [--rounds 60]
-    taskset -c 1 python scripts/bench_contracts.py leases [--leases 1000] [--rows 1 8] [--rounds 60]
+    taskset -c 1 python scripts/bench_contracts.py leases [--leases 1000] [--rows 1 8] [--rounds 60] [--repeats 10]
     python scripts/bench_contracts.py record --url http://localhost:8000 [--rows 8] [--rounds 10]
 
 `receipts`: steps of a real engine in one process, in which each of so many sequences computes one token, by turns
 without receipts, with them, and with them where the head's highest logits of groups are not used (`scanned`). `leases`:
-turns of a real worker, by turns without leases and with so many. `record`: a running launch of this machine, whose
-proxies and workers answer so many requests at once, by turns while nothing is recorded and while all is; it has to
-serve nobody else. Prints one JSON object a line: medians in milliseconds of processor time, of a step or of 1,000
-tokens, and the median of the ratios of neighbours in percent.
+whole turns of a real worker's thread, each with one step of its engine, by turns without a lease, with one, and with so
+many; twice without, which tells what the machine's noise is. Each repeat has new sequences, so that contexts stay short
+and a turn is cheap. `record`: a running launch of this machine, whose proxies and workers answer so many requests at
+once, by turns while nothing is recorded and while all is; it has to serve nobody else. Prints one JSON object a line:
+medians in milliseconds of processor time, of a step or of 1,000 tokens, and median and quartiles of the ratios of
+neighbours in percent, and within what their median lies by chance.
 """
 
 import argparse
 import http.client
 import json
+import math
 import os
 import random
 import statistics
@@ -37,26 +40,35 @@ sys.path[:0] = [str(ROOT), *map(str, sorted((ROOT / "tests/support").iterdir()))
 import app  # noqa: E402, F401
 
 CACHE = Path.home() / ".cache" / "pontil"
-CONTEXT, PART, TOKENS = 300, 10, 64
+CONTEXT, PART, TOKENS = 300, 5, 64
 # Turns after a change of leases in which it is told.
 SETTLES = 3
 
 Ways = dict[str, Callable[[], float]]
 
 
-def by_turns(ways: Ways, rounds: int) -> dict[str, Any]:
-    """Take each way's time by turns; the first one is what the others are compared with."""
+def by_turns(ways: Ways, rounds: int) -> dict[str, list[float]]:
+    """Take each way's time by turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         names = list(ways) if number % 2 else [*reversed(ways)]
         for name in names:
             found[name].append(ways[name]())
-    first = found[next(iter(ways))]
+    return found
+
+
+def compared(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Compare the times of each way with their neighbours of the first one."""
+    first = found[next(iter(found))]
     told: dict[str, Any] = {name: round(1000 * statistics.median(times), 3) for name, times in found.items()}
-    for name in [*ways][1:]:
+    for name in [*found][1:]:
         ratios = sorted(time / base for time, base in zip(found[name], first, strict=True))
         told[f"{name} more, %"] = round(100 * (statistics.median(ratios) - 1), 2)
         told[f"{name} quartiles, %"] = [round(100 * (ratios[len(ratios) * part // 4] - 1), 2) for part in (1, 3)]
+        # Where the median of all such ratios lies in 19 cases of 20, by the binomial distribution of ranks.
+        middle, width = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))
+        ranks = max(0, math.floor(middle - width)), min(len(ratios) - 1, math.ceil(middle + width))
+        told[f"{name} median within, %"] = [round(100 * (ratios[rank] - 1), 2) for rank in ranks]
     return told
 
 
@@ -105,7 +117,7 @@ def receipts(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
         for _ in range(5):
             engine.step()
         assert len(engine.sequences) == rows
-        yield {"rows": rows} | by_turns(ways, arguments.rounds)
+        yield {"rows": rows} | compared(by_turns(ways, arguments.rounds))
         for name in list(engine.sequences):
             engine.end(name, FinishReason.ABORTED)
 
@@ -117,7 +129,7 @@ def leasing(arguments: argparse.Namespace, folder: Path) -> tuple[Any, Any]:
     from pontil.runtime.loaders.builtin import resolve_model
 
     proxy = ScriptedProxy(folder)
-    room: dict[str, Any] = {"kv_cache_memory": 1 << 29, "max_model_len": 8192, "max_num_batched_tokens": 2048}
+    room: dict[str, Any] = {"kv_cache_memory": 1 << 30, "max_model_len": 8192, "max_num_batched_tokens": 2048}
     room["max_num_seqs"] = max(arguments.rows) + 1
     worker = open_worker(resolve_model(arguments.model, CACHE), folder, "mixed:0", "mixed", **room)
     proxy.admit(worker)
@@ -139,8 +151,8 @@ def greedily(tokens: int) -> Any:
 
 
 class LeaseTurns:
-    """Turns of a worker with so many more leases than one, each on the same ten blocks: what a lease costs a turn
-    depends on no block. `inside` has the seconds in their code."""
+    """Turns of a worker with so many leases, each on the same ten blocks: what a lease costs a turn depends on no
+    block. `inside` has the seconds in their code."""
 
     def __init__(self, proxy: Any, worker: Any) -> None:
         self.proxy, self.worker, self.book = proxy, worker, worker.leases.book
@@ -149,44 +161,57 @@ class LeaseTurns:
         self.inside: dict[int, list[float]] = {}
 
     def seconds(self, count: int) -> float:
+        """Return the median processor time of the worker's thread for a turn with so many leases."""
         from pontil.runtime.cache.leases.lease import LeaseTerm, PrefixLease
 
         first, now = self.first, self.first.term.began
-        for name in [name for name in self.book.leases if name != "first"]:
+        for name in list(self.book.leases):
             self.book.release(name, now)
         for number in range(count):
             term = LeaseTerm(first.term.size, now, 3600 + number % 60)
             self.book.grant(PrefixLease(f"lease-{number}", "ada", first.keys, first.tokens, "proxy", term), now)
         times = [self.turn(count) for _ in range(SETTLES + PART)]
+        assert len(self.book.leases) == count
         return statistics.median(times[SETTLES:])
 
     def turn(self, count: int) -> float:
-        self.spent.seconds = 0.0
-        seconds = used(self.worker.turn)
+        self.spent.seconds, start = 0.0, time.thread_time()
+        self.worker.turn()
+        seconds = time.thread_time() - start
         self.inside.setdefault(count, []).append(self.spent.seconds)
         for message in self.proxy.server.receive_all():
             self.proxy.hear(message)
         return seconds
+
+    def repeat(self, name: str, rows: int, ways: Ways, rounds: int) -> dict[str, list[float]]:
+        """Take the ways by turns while so many new sequences, of this name, are answered."""
+        for number in range(rows):
+            self.proxy.submit(self.worker, f"{name}-{number}", random_prompt(1 + number), greedily(4096))
+        self.proxy.turn_until(partial(all_begun, self.proxy, rows + 1))
+        found = by_turns(ways, rounds)
+        assert len(self.worker.requests) == rows, "all were there all the time"
+        for number in range(rows):
+            self.proxy.cancel(self.worker, f"{name}-{number}")
+        self.proxy.turn_until(lambda: not self.worker.requests)
+        self.proxy.answers = {"leased": self.proxy.answers["leased"]}
+        return found
 
 
 def leases(arguments: argparse.Namespace) -> Iterable[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         proxy, worker = leasing(arguments, Path(folder))
         turns = LeaseTurns(proxy, worker)
+        counts = {"none": 0, "none again": 0, "one": 1, f"{arguments.leases}": arguments.leases}
+        ways: Ways = {name: partial(turns.seconds, count) for name, count in counts.items()}
         for rows in arguments.rows:
-            for number in range(rows):
-                proxy.submit(worker, f"{rows}-{number}", random_prompt(1 + number), greedily(4096))
-            proxy.turn_until(partial(all_begun, proxy, rows + 1))
-            ways: Ways = {"plain": lambda: turns.seconds(0), "leases": lambda: turns.seconds(arguments.leases)}
-            told = {"rows": rows, "count": arguments.leases} | by_turns(ways, arguments.rounds)
-            assert len(worker.requests) == rows, "all were there all the time"
-            for name, count in (("plain", 0), ("leases", arguments.leases)):
-                told[f"{name} in their code, us"] = round(1e6 * statistics.median(turns.inside.pop(count)), 1)
+            found: dict[str, list[float]] = {name: [] for name in ways}
+            for number in range(arguments.repeats):
+                for name, times in turns.repeat(f"{rows}-{number}", rows, ways, arguments.rounds).items():
+                    found[name] += times
+            told = {"rows": rows, "parts": len(found["none"])} | compared(found)
+            for count in sorted({*counts.values()}):
+                told[f"{count} in their code, us"] = round(1e6 * statistics.median(turns.inside.pop(count)), 1)
             yield told
-            for number in range(rows):
-                proxy.cancel(worker, f"{rows}-{number}")
-            proxy.turn_until(lambda: not worker.requests)
-            proxy.answers = {"leased": proxy.answers["leased"]}
         worker.close()
 
 
@@ -305,6 +330,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--leases", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--url", default="http://localhost:8000")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

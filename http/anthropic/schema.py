@@ -2,7 +2,7 @@
 """JSON Schema of the replies of /v1/messages. Tests validate real messages against it."""
 
 from pontil.http.schema.parameter import Schema
-from pontil.http.stream.reply_schema import COUNT, KEPT, TEXT, UNMET, closed, constant, many, nullable
+from pontil.http.stream.reply_schema import COUNT, KEPT, NUMBER, TEXT, UNMET, closed, constant, many, nullable
 
 MESSAGES_ERROR = "MessagesError"
 ERROR = closed(
@@ -20,7 +20,9 @@ USAGE = closed(
         "cache_read_input_tokens": COUNT,
         "output_tokens": COUNT,
         "service_tier": {"enum": ["priority", "standard", "batch"]},
-    }
+        "share": NUMBER,
+    },
+    ("share",),
 )
 ENDED: dict[str, Schema] = {
     "stop_reason": nullable({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]}),

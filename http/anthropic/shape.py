@@ -8,6 +8,7 @@ from pontil.http.anthropic.content_blocks import TTLS
 from pontil.http.anthropic.error_shape import message_error
 from pontil.http.anthropic.message_blocks import MessageBlocks, message_event
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.fields.service_tier import class_usage
 from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.stream.error_object import status_of
 from pontil.http.stream.receipts import ReceiptNote, receipt_field
@@ -29,8 +30,8 @@ TIERS = {"priority": "priority", "default": "standard", "flex": "batch"}
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def usage_object(usage: Usage, tier: str, created: tuple[int, int]) -> dict[str, Any]:
-    """Return the usage in this class. Of the tokens that were computed some were `created` for a lease of so many
+def usage_object(usage: Usage, created: tuple[int, int]) -> dict[str, Any]:
+    """Return the usage. Of the tokens that were computed some were `created` for a lease of so many
     seconds; the input tokens are the others."""
     made, seconds = created
     return {
@@ -41,7 +42,6 @@ def usage_object(usage: Usage, tier: str, created: tuple[int, int]) -> dict[str,
         },
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
-        "service_tier": TIERS[tier],
     }
 
 
@@ -123,7 +123,7 @@ class MessagesShape:
     def usage(self, usage: Usage) -> dict[str, Any]:
         work = None if self.request is None else self.request.work
         created = work.created(usage.cached_tokens) if isinstance(work, Generation) else (0, 0)
-        return usage_object(usage, self.heading.service_tier, created)
+        return usage_object(usage, created) | class_usage(TIERS[self.heading.service_tier], self.heading.share)
 
     def notes(self, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         """Return the fields about the verdict on an answer that was checked, about a prompt that was kept, and about

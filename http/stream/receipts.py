@@ -44,7 +44,7 @@ def wanted(request: Request) -> str | None:
     if context is not None and context.claimed is not None:
         begun_with: str | None = context.head.get(RECORDED)
         return begun_with
-    value: str = request.headers.getone(HEADER, "0")
+    value = ", ".join(request.headers.getall(HEADER, ["0"]))
     if value not in ("0", WHOLE, DIGEST):
         raise RequestError(f"{HEADER} is {value!r:.40}: send 1, or digest for one without the prompt's ids")
     return None if value == "0" else value

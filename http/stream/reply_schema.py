@@ -43,7 +43,9 @@ ERROR = closed({"error": closed({"message": TEXT, "type": TEXT, "param": nullabl
 UNMET = closed({"state": {"enum": ["not met", "not checked"]}, "reason": TEXT})
 COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
 TIER: Schema = {"enum": list(TOLD.values())}
-USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT}), "service_tier": TIER})
+# The share is told of keys that have one.
+OF_CLASS: dict[str, Schema] = {"service_tier": TIER, "share": NUMBER}
+USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT})} | OF_CLASS, ("share",))
 CHAT_USAGE = closed(COUNTS | {
     "prompt_tokens_details": closed(
         {"cached_tokens": COUNT, "audio_tokens": COUNT, "image_tokens": COUNT}, ("image_tokens",)
@@ -54,8 +56,7 @@ CHAT_USAGE = closed(COUNTS | {
             "rejected_prediction_tokens",
         ), COUNT
     ), ("reasoning_tokens", "text_tokens")),
-    "service_tier": TIER,
-})  # fmt: skip
+} | OF_CLASS, ("share",))  # fmt: skip
 PROMPT_LOGPROBS = many(
     nullable(
         {

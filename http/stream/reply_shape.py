@@ -12,6 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pontil.http.fields.delivery import Delivery
+from pontil.http.fields.service_tier import class_usage
 from pontil.http.stream.error_object import error_of
 from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
 from pontil.http.stream.receipts import ReceiptNote, receipt_field
@@ -83,7 +84,7 @@ def kept_note(request: Request) -> bytes:
 @dataclass(frozen=True, slots=True)
 class ReplyHeading:
     """Fields of the reply and of each of its chunks. `created` is in seconds since 1970, `service_tier` the class in
-    which it is answered, as the usage tells. The same request with the same
+    which it is answered, as the usage tells with the `share` of its key. The same request with the same
     seed gives the same answer as long as `system_fingerprint` stays the same."""
 
     id: str
@@ -91,6 +92,7 @@ class ReplyHeading:
     model: str
     system_fingerprint: str | None
     service_tier: str = "default"
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class ReplyShape(ABC):
 
     def of_class(self, usage_fields: dict[str, Any]) -> dict[str, Any]:
         """Return the usage with the class in which it was had."""
-        return usage_fields | {"service_tier": self.heading.service_tier}
+        return usage_fields | class_usage(self.heading.service_tier, self.heading.share)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """Return the usage chunk, the last before [DONE], for clients that asked for it (A10)."""

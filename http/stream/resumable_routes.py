@@ -2,7 +2,7 @@
 """Streams that a client can continue: asked for by the header pontil-resume, continued by Last-Event-ID."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from typing import Any
 
@@ -81,7 +81,11 @@ def check_not_asked(request: Request) -> None:
 def heading_of(request: Request) -> ReplyHeading | None:
     """Return the heading of the stream that this request continues, if it does."""
     context = context_of(request)
-    return None if context is None or context.claimed is None else ReplyHeading(**context.head["heading"])
+    if context is None or context.claimed is None:
+        return None
+    recorded, known = context.head["heading"], [field.name for field in fields(ReplyHeading)]
+    # A proxy of a later version may have begun it, and stated more (A4).
+    return ReplyHeading(**{name: recorded[name] for name in known if name in recorded})
 
 
 def check_not_continued(request: Request) -> None:

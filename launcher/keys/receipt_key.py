@@ -43,16 +43,16 @@ def seed_in(path: Path, text: bytes) -> bytes:
     return body.removeprefix(PREFIX)
 
 
-def read_public_key(given: str) -> bytes:
-    """Return the public key that is given: in hexadecimal, as receipts have it, or in a file, so or in PEM. Raises
-    OptionError."""
+def read_public_key(given: str, flag: str) -> bytes:
+    """Return the public key that is given by this flag: in hexadecimal, as receipts have it, or in a file, so or in
+    PEM. Raises OptionError."""
     text = given.encode()
     if not HEX.fullmatch(text):
         try:
             with Path(given).open("rb") as file:
                 text = file.read(MOST_BYTES)
         except OSError as error:
-            raise OptionError(f"--key {given} is no key in hexadecimal, and no file ({error.strerror}).") from None
+            raise OptionError(f"{flag} {given} is no key in hexadecimal, and no file ({error.strerror}).") from None
     if match := HEX.fullmatch(text.strip()):
         return bytes.fromhex(match[0].decode())
     body = pem_body(PUBLIC_PEM, text)

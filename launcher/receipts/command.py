@@ -40,7 +40,7 @@ def verify(file: Path, prompt: Path | None, key: str | None, signature_only: boo
     """
     text = content(file, "the file of the receipt")
     prompt_text = None if prompt is None else content(prompt, "the prompt")
-    trusted = None if key is None else read_public_key(key)
+    trusted = None if key is None else read_public_key(key, "--key")
     company = computing.pop("batch") - 1
     cache = read_environment().cache_directory
     wanted = None if signature_only else RecomputeOptions(cache=cache, company=company, **computing)

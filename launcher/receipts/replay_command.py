@@ -40,7 +40,7 @@ def replay(
     """Send the requests in FILE, which `record` made, to a server, or to workers of it that need not serve yet: exit
     code 0 when all answers are as recorded, 1 when not, with where each first differs, 2 when nothing can be compared.
     """
-    record = load_record(file, None if public_key is None else read_public_key(public_key))
+    record = load_record(file, None if public_key is None else read_public_key(public_key, "--public-key"))
     url, headers = full_url(against), bearer(key, ADMIN, read_environment().variables)
     workers = [*workers_of(worker_rows(url, headers), how["revision"]), *how["names"]]
     outcome = replayed(record, ReplayTarget(url, headers, workers, how["model"]), how["timeout"], how["at_once"])

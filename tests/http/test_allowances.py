@@ -2,21 +2,28 @@
 """A key's allowance is known wherever its request is."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from sanic import Sanic
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
-from scripted_worker import DEADLINE
+from scripted_worker import DEADLINE, eventually
 
 from pontil.http.access.keyring import ADMIN, Caller, Keyring
+from pontil.http.anthropic.schema import MESSAGE
+from pontil.http.openai.responses.schema import RESPONSE
+from pontil.http.stream.reply_schema import CHAT_USAGE, USAGE
+from pontil.runtime.foundation.fair_share import ServiceClass, class_of
 from pontil.runtime.proxy.requests.ticket import UNLIMITED, Allowance
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ROOT = "sk-alice-0123456789", "sk-bob-0123456789", "adm-0123456789-adm"
+WORDS = [each.word for each in ServiceClass]
 SETTINGS = (("share", 2.0), ("requests", 8), ("priority", True))
 
 
@@ -77,6 +84,48 @@ def test_another_allowance_counts_from_the_next_request(tmp_path: Path, tokenize
         assert ask(made, ALICE, priority=-1).status == 200
 
 
+def usages(made: ScriptedSite, key: str) -> list[dict[str, Any]]:
+    """Return the usage of each API's answer to this key, whole and streamed."""
+    own, said = {"authorization": f"Bearer {key}"}, [{"role": "user", "content": "hi"}]
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    found = [ask(made, key, path).json["usage"] for path in ("/v1/completions", "/v1/chat/completions")]
+    found += [ask(made, key, "/v1/chat/completions", **streamed).events[-2]["usage"]]
+    answers = [
+        made.ask("POST", "/v1/responses", {"input": "hi", "max_output_tokens": 1}, own),
+        made.ask("POST", "/v1/messages", {"model": MODEL, "max_tokens": 1, "messages": said}, own),
+    ]
+    for answer, schema in zip(answers, (RESPONSE, MESSAGE), strict=True):
+        jsonschema.validate(answer.json, schema)
+        found.append(answer.json["usage"])
+    jsonschema.validate(found[0], USAGE)
+    jsonschema.validate(found[1], CHAT_USAGE)
+    return found
+
+
+def test_usage_tells_the_share_of_a_key_that_has_one(shut: ScriptedSite, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert [usage.get("share") for usage in usages(shut, ALICE)] == [2.0] * 5
+    assert [usage.get("share") for key in (BOB, ROOT) for usage in usages(shut, key)] == [None] * 10
+    with site(tmp_path, tokenizer, callers=CALLERS, allowances=(("alice", SETTINGS),), fair_by="none") as made:
+        made.worker()
+        for key in (ALICE, BOB):
+            found = usages(made, key)
+            assert [usage.get("share") for usage in found] == [None] * 5, "shares do not count"
+            assert [usage["service_tier"] for usage in found] == ["default"] * 4 + ["standard"]
+            assert ask(made, key, service_tier="flex").json["usage"]["service_tier"] == "flex", "classes stay"
+
+
+def test_without_keys_all_are_of_the_standard_class_and_may_ask_for_less(bare: ScriptedSite) -> None:
+    worker = bare.worker()
+    told = {}
+    for tier in ("auto", "default", "priority", "scale", "flex"):
+        usage = bare.complete(service_tier=tier).json["usage"]
+        assert "share" not in usage
+        told[tier] = usage["service_tier"], class_of(worker.submits.get(timeout=DEADLINE).priority).gives_way
+    assert told == dict.fromkeys(("auto", "default", "priority", "scale"), ("default", False)) | {
+        "flex": ("flex", True)
+    }
+
+
 @pytest.fixture(scope="module")
 def classed(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A site with two keys: Alice's is interactive, Bob's is of the class batch."""
@@ -118,8 +167,38 @@ def test_a_message_tells_its_class_in_the_words_of_its_api(classed: ScriptedSite
     assert told == ["priority", "standard", "batch"]
     refused = ask(classed, ALICE, service_tier="first")
     assert (refused.status, refused.json["error"]["param"]) == (400, "service_tier")
-    classes = classed.ask("GET", "/metrics", None, {"authorization": f"Bearer {BOB}"}).body.decode()
-    assert 'pontil_class_requests_total{class="interactive"} ' in classes
+
+
+def test_requests_tokens_and_what_waits_are_counted_by_class(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def metrics(made: ScriptedSite) -> dict[str, float]:
+        text = made.ask("GET", "/metrics").body.decode()
+        lines = [line for line in text.splitlines() if line.startswith("pontil_class_")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def silent(worker: Any, submit: Any) -> Iterator[Any]:
+        yield from ()
+
+    with site(tmp_path, tokenizer) as made:
+        made.worker()
+        usage = made.complete(service_tier="flex", max_tokens=3).json["usage"]
+        assert made.complete(service_tier="scale", max_tokens=1).status == 200
+        found = metrics(made)
+        assert {name: found[f'pontil_class_requests_total{{class="{name}"}}'] for name in WORDS} == {
+            "interactive": 0, "standard": 1, "batch": 1,
+        }  # fmt: skip
+        assert found['pontil_class_tokens_total{class="batch"}'] == usage["total_tokens"] == 5
+        made.workers[0].script = silent
+        connection = made.connect()
+        body = json.dumps({"model": MODEL, "prompt": "hi", "service_tier": "flex"})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        waiting = {name: f'pontil_class_requests_waiting{{class="{name}"}}' for name in WORDS}
+        eventually(lambda: metrics(made)[waiting["batch"]] == 1, "the request that waits")
+        assert metrics(made)[waiting["standard"]] == metrics(made)[waiting["interactive"]] == 0
+        rows = {
+            row["class"]: (row["running"], row["waiting"]) for row in made.ask("GET", "/admin/topology").json["classes"]
+        }
+        assert rows == {"interactive": (0, 0), "standard": (0, 0), "batch": (0, 1)}
+        connection.close()
 
 
 def test_an_operator_sees_what_each_key_was_served_in_each_class(classed: ScriptedSite) -> None:

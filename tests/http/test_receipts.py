@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receipts as clients get them: signed statements of what was computed, at every endpoint that generates."""
 
+import base64
+import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_speech import RECORDING, demo
 from scripted_worker import known, proper, top_logits_of
 
+from pontil.runtime.receipts.answer_file import read_answer_file
 from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended
-from pontil.runtime.receipts.signing import ReceiptSigner, check_signature
+from pontil.runtime.receipts.signing import ReceiptSigner, check, check_signature
 from pontil.runtime.receipts.statement import Receipt, ids_digest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, Submit
@@ -92,12 +96,15 @@ PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
     "responses": ("/v1/responses", {"input": "hi", "store": False}),
     "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 50}),
+    "Ollama's chat": ("/api/chat", {"messages": MESSAGES}),
+    "Ollama's completion": ("/api/generate", {"prompt": "hi", "raw": True}),
 }
 
 
-def last_receipt(events: Sequence[Any]) -> Any:
+def last_receipt(text: str) -> Any:
     """Return the only receipt in the last events of a stream."""
-    told = [event.get("response", event) for event in events if event != "[DONE]"]
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if "{" in line]
+    told = [inside if isinstance(inside := event.get("response"), dict) else event for event in events]
     (receipt,) = [event["receipt"] for event in told if "receipt" in event]
     assert any("receipt" in event for event in told[-2:])
     return receipt
@@ -105,13 +112,29 @@ def last_receipt(events: Sequence[Any]) -> Any:
 
 @pytest.mark.parametrize("name", PATHS)
 def test_every_endpoint_has_them_whole_and_streamed(signing: ScriptedSite, name: str) -> None:
+    """`pontil verify` reads both, with the id and the text that they show."""
     path, body = PATHS[name]
-    answers = [signing.ask("POST", path, {"model": MODEL} | body | more, ASKED) for more in ({}, {"stream": True})]
+    answers = [
+        signing.ask("POST", path, {"model": MODEL, "stream": streamed} | body, ASKED) for streamed in (False, True)
+    ]
     assert [answer.status for answer in answers] == [200, 200], answers[0].body
-    whole, streamed = held(answers[0].json["receipt"]), held(last_receipt(answers[1].events))
-    assert whole.statement["id"] == answers[0].json["id"]
+    whole, streamed = held(answers[0].json["receipt"]), held(last_receipt(answers[1].body.decode()))
+    assert whole.statement["id"] == answers[0].json.get("id", whole.statement["id"])
     assert (whole.tokens, whole.statement["chain"]) == (streamed.tokens, streamed.statement["chain"])
     assert whole.statement["finish_reason"] == "stop" and len(whole.tokens) > 10
+    for answer, receipt in zip(answers, (whole, streamed), strict=True):
+        file = read_answer_file(answer.body.decode())
+        check(file, ReceiptSigner(bytes.fromhex(KEY)).public_key)
+        assert file.receipts == [receipt] and [text for text in file.texts(0) if text] == ["Hello 😀 world"]
+        assert file.answer.get("id") == (None if "Ollama" in name else receipt.statement["id"])
+
+
+def test_a_stream_of_several_choices_is_read_as_a_whole_answer_is(signing: ScriptedSite) -> None:
+    body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "stream": True}
+    file = read_answer_file(signing.ask("POST", "/v1/completions", body, ASKED).body.decode())
+    texts = [signing.tokenizer.decode(receipt.tokens) for receipt in file.receipts]
+    shown = [[text for text in file.texts(number) if text] for number in range(4)]
+    assert shown == [[text] for text in texts] and len(set(texts)) > 1
 
 
 def test_usage_of_a_stream_comes_last(signing: ScriptedSite) -> None:
@@ -137,7 +160,23 @@ def test_a_death_in_the_middle_changes_no_chain(tmp_path: Any, tokenizer: Tokeni
 
 
 REFUSED = [
-    ({"pontil-receipt": "yes"}, {}, "send 1, or digest"),
+    *(
+        ({"pontil-receipt": value}, {}, "send 1, or digest")
+        for value in (
+            "yes",
+            "",
+            "2",
+            "1, 1",
+            "Digest",
+            "digest;q=1",
+            "-0",
+            "01",
+            "\xff\xfe",
+            "1" * 3000,
+            '{"a": 1}',
+            "\t1\t1",
+        )
+    ),
     (ASKED, {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}, "leave it out, or pontil-receipt"),
 ]
 
@@ -148,6 +187,18 @@ def test_what_cannot_have_one_is_refused(
 ) -> None:
     answer = completion(signing, headers, **fields)
     assert answer.status == 400 and says in answer.json["error"]["message"], answer.body
+    assert "\n" not in answer.json["error"]["message"] and len(answer.json["error"]["message"]) < 200
+
+
+def test_two_headers_are_none(signing: ScriptedSite) -> None:
+    connection = signing.connect()
+    connection.putrequest("POST", "/v1/completions")
+    body = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 1}).encode()
+    for name, value in (("pontil-receipt", "1"), ("pontil-receipt", "digest"), ("content-length", str(len(body)))):
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    answer = HttpAnswer(connection.getresponse())
+    assert answer.status == 400 and "'1, digest'" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +223,19 @@ def test_a_batch_of_chats_has_none(signing: ScriptedSite) -> None:
     body = {"model": MODEL, "messages": [MESSAGES, MESSAGES]}
     answer = signing.ask("POST", "/v1/chat/completions/batch", body, ASKED)
     assert answer.status == 400 and "has no receipt" in answer.json["error"]["message"]
+
+
+WAV = base64.b64encode(RECORDING).decode()
+SAID = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}]}]
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ash", "format": "wav"}}
+
+
+def test_models_of_several_stages_have_none(tmp_path: Any, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer, graph="speech-demo", receipt_key=KEY) as one:
+        demo(one)
+        for fields in ({"messages": MESSAGES} | SPOKEN, {"messages": SAID}, {"messages": MESSAGES}):
+            answer = one.ask("POST", "/v1/chat/completions", {"model": MODEL} | fields, ASKED)
+            assert answer.status == 400 and "leave out pontil-receipt" in answer.json["error"]["message"], answer.body
 
 
 def test_without_a_key_they_are_refused(bare: ScriptedSite) -> None:

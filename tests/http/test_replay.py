@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests are recorded with receipts, and sent again: equal releases pass, and planted differences are named."""
 
+import gzip
 import hashlib
 import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +245,62 @@ def test_one_record_is_made_at_a_time_and_by_the_operator(tmp_path: Path, tokeni
             answer = one.ask("POST", "/v1/completions", body, {"pontil-replay": wrong} | key)
             assert "pontil replay" in answer.json["error"]["message"] and answer.status == 400
         assert one.ask("GET", "/admin/record?one_in=0", headers=key).status == 400
+
+
+def test_what_stands_for_itself_is_recorded_by_the_name_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Left out are bodies that are long, of unknown length or compressed, and what goes on from a kept response."""
+    callers = (("alice", hashlib.sha256(b"key-of-alice").hexdigest()),)
+    with site(tmp_path, tokenizer, receipt_key=KEY, callers=callers, fair_by="none") as one:
+        one.worker(**HELLO)
+        key = {"authorization": "Bearer key-of-alice"}
+        recording = RecordInProgress(one, tmp_path / "sample.jsonl", replace(WHOLE, requests=3))
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+        kept = one.ask("POST", "/v1/responses", {"model": MODEL, "input": "hi"}, key).json["id"]
+        left_out: list[tuple[str, Any, dict[str, str]]] = [
+            ("/v1/responses", {"model": MODEL, "input": "ho", "previous_response_id": kept}, {}),
+            ("/v1/completions", body | {"user": "x" * (1 << 20)}, {}),
+            ("/v1/completions", gzip.compress(json.dumps(body).encode()), {"content-encoding": "gzip"}),
+            ("/v1/embeddings", {"input": "hi"}, {}),
+        ]
+        for path, fields, headers in left_out:
+            one.ask("POST", path, fields, key | headers)
+        connection = one.connect()
+        connection.request("POST", "/v1/completions", iter([json.dumps(body).encode()]), key, encode_chunked=True)
+        assert connection.getresponse().status == 200
+        assert one.ask("POST", "/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 2}}, key).status == 200
+        assert one.ask("POST", "/api/chat", {"model": MODEL, "messages": CHAT}, key).status == 200
+        requests = load_record(recording.end()).requests
+        assert [request.path for request in requests] == ["/v1/responses", "/generate", "/api/chat"]
+        assert {request.key for request in requests} == {"alice"}
+        assert b"key-of-alice" not in recording.path.read_bytes()
+
+
+def test_a_replay_finds_nothing_cached_and_a_clock_that_jumps_changes_nothing(
+    first: ScriptedSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the time of a record nor its answers go by the clock of the day; what a template is told does."""
+    recording = RecordInProgress(first, tmp_path / "sample.jsonl", replace(WHOLE, requests=3))
+    real = time.time
+    for jump in (0.0, 7200.0, -7200.0):
+        monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+        assert first.complete("jumps", max_tokens=4).status == 200
+    requests = load_record(recording.end()).requests
+    ats = [request.at for request in requests]
+    assert abs(ats[1] - ats[0] - 7200) < 60 and abs(ats[2] - ats[0] + 7200) < 60
+    (worker,) = first.workers
+    before = worker.submits.qsize()
+    assert run(recording.path, first).return_value == 0
+    submits = [worker.submits.get_nowait() for _ in range(worker.submits.qsize())]
+    plain, again = submits[:before], submits[before:]
+    assert len(again) == 3 and len({submit.cache_salt for submit in again}) == 3
+    assert not {submit.cache_salt for submit in again} & {submit.cache_salt for submit in plain}
+
+
+def test_what_is_not_answered_in_time_differs(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:
+    with site(tmp_path, tokenizer, receipt_key=KEY) as one:
+        one.worker(script=lambda worker, submit: iter(()), **HELLO)
+        made = run(record, one, "--timeout", "1", "--at-once", "9", "--json")
+        assert kinds(made) == {"unanswered"} and made.output.count("it was not answered in time") == len(ASKED)
 
 
 def test_a_record_has_the_requests_of_all_proxies(tmp_path: Path, tokenizer: Tokenizer) -> None:

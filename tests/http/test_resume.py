@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from scripted_site import ScriptedSite
 from scripted_worker import eventually, top_logits_of
 from stream_front import ASK, KEY, PATHS, TEXT, Front, Reader, ends, told, usages
 
+from pontil.http.stream.reply_shape import ReplyHeading
+from pontil.http.stream.resumable_routes import ResumeContext, heading_of
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.resume import resumable
 from pontil.runtime.proxy.siblings.stream_record import Sweep
@@ -42,6 +45,15 @@ def test_a_stream_goes_on_after_its_connection_broke(path: str, front: Front) ->
     assert usages(first, second) == usages(whole)
     eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
     assert [row["completion_tokens"] for row in front.rows()] == [usages(whole)[0]["completion_tokens"]] * 2
+
+
+def test_a_heading_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    told = {"id": "cmpl-1", "created": 7, "model": "m", "system_fingerprint": None}
+    for more in ({}, {"service_tier": "flex", "share": 2.0}, {"of a later version": 1}):
+        claimed: Any = SimpleNamespace(head={"heading": told | more})
+        request: Any = SimpleNamespace(ctx=SimpleNamespace(resume=ResumeContext("", claimed=claimed)))
+        known = {name: more[name] for name in ("service_tier", "share") if name in more}
+        assert heading_of(request) == ReplyHeading(**told, **known)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -182,5 +182,4 @@ def take_response(one: "ClientTry", told: dict[str, Any]) -> None:
     one.usage = {
         "prompt_tokens": usage["input_tokens"],
         "completion_tokens": usage["output_tokens"],
-        "service_tier": usage["service_tier"],
-    }
+    } | {name: usage[name] for name in ("service_tier", "share") if name in usage}

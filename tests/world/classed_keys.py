@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys with shares and classes of their own, in some seeds: whatever befalls, each answer says the class of its key,
-and who gives way is answered too."""
+"""Keys with shares and classes of their own, in some seeds: whatever befalls, each answer says the class and the share
+of its key, and who gives way is answered too."""
 
 import random
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from site_plan import CALLERS, SitePlan
 
-from pontil.http.fields.service_tier import TOLD
+from pontil.http.fields.service_tier import TOLD, class_usage
 from pontil.runtime.foundation.fair_share import ServiceClass
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ def classed(plan: SitePlan, chance: random.Random) -> SitePlan:
 
 
 def usage_says_the_class(run: "SeedRun") -> Iterator[str]:
-    """The usage of an answer has the class of its key."""
+    """The usage of an answer has the class of its key, and its share."""
     settings = {CALLERS.get(name): dict(some) for name, some in run.plan.allowances}
     for call in run.calls:
-        word = str(settings.get(call.wish.key, {}).get("class", ServiceClass.STANDARD.word))
-        expected = TOLD[ServiceClass[word.upper()]]
+        setting = settings.get(call.wish.key, {})
+        word = str(setting.get("class", ServiceClass.STANDARD.word))
+        share = setting.get("share", 1.0)
+        expected = class_usage(TOLD[ServiceClass[word.upper()]], None if share == 1.0 else share)
         for one in call.tries:
-            said = (one.usage or {}).get("service_tier", expected)
-            if said != expected:
-                yield f"{one.name} is of the class {word}, and its usage says {said}"
+            usage = one.usage or {}
+            said = {name: usage[name] for name in ("service_tier", "share") if name in usage}
+            if "service_tier" in said and said != expected:
+                yield f"{one.name} is of the class {word} with the share {share}, and its usage says {said}"

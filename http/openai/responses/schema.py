@@ -9,6 +9,7 @@ from pontil.http.stream.reply_schema import (
     COUNT,
     KEPT,
     NUMBER,
+    OF_CLASS,
     TEXT,
     TIER,
     UNMET,
@@ -71,8 +72,9 @@ USAGE = closed(
         "output_tokens": COUNT,
         "output_tokens_details": closed({"reasoning_tokens": COUNT}, ("reasoning_tokens",)),
         "total_tokens": COUNT,
-        "service_tier": TIER,
     }
+    | OF_CLASS,
+    ("share",),
 )
 OBJECT: Schema = {"type": "object"}
 RESPONSE = closed(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pontil.http.fields.service_tier import class_usage
 from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.openai.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseOutput
 from pontil.http.openai.responses.tools import ToolOrigin
@@ -152,5 +153,4 @@ class ResponsesShape:
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {} if reasoning is None else {"reasoning_tokens": reasoning},
             "total_tokens": usage.total_tokens,
-            "service_tier": self.heading.service_tier,
-        }
+        } | class_usage(self.heading.service_tier, self.heading.share)

@@ -184,7 +184,7 @@ class AdmissionControl:
         """Return the estimate of the time in which so many lines, of so many prompt tokens, are begun behind those that
         wait; None while nothing is measured."""
         waiting = self.background
-        estimate = waiting.now_wait
+        estimate = waiting.rate.now_wait or waiting.now_wait
         return None if estimate is None else estimate.after(waiting.tokens + tokens, waiting.choices + lines)
 
     def pass_time(self, now: float) -> None:

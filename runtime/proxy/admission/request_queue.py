@@ -83,8 +83,9 @@ class RequestQueue:
 
     @property
     def now_wait(self) -> WaitEstimate | None:
-        """The estimate of waits by what was measured here, or before this queue."""
-        return self.rate.now_wait or (None if self.behind is None else self.behind.now_wait)
+        """The estimate of waits by what was measured before this queue, or else here: those that give way keep their
+        seats for as long as they pause."""
+        return self.ahead[-1].rate.now_wait or self.rate.now_wait
 
     def cost_of(self, request: Request) -> float:
         """Return the cost of a request: in tokens, or in another unit where none waits whose cost is in tokens."""
@@ -208,12 +209,17 @@ class RequestQueue:
     def wait_after(self, cost: float, tokens: int, estimate: WaitEstimate) -> float:
         """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
         turns with them."""
-        queues = [self] if self.behind is None else [self, self.behind]
+        queues = self.ahead
         whole, waiting_tokens = sum(queue.cost for queue in queues), sum(queue.tokens for queue in queues)
         part = min(1.0, cost / whole) if whole else 0.0
         first = queues[-1]
         sent_tokens = tokens_before(tokens, first.to_compute, len(first.uncomputed))
         return estimate.after(part * waiting_tokens + sent_tokens, part * sum(queue.choices for queue in queues))
+
+    @property
+    def ahead(self) -> list["RequestQueue"]:
+        """The queues whose requests a newcomer of this one waits for."""
+        return [self] if self.behind is None else [self, self.behind]
 
     def check(self, works: Sequence[Work], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
         """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,
@@ -229,7 +235,7 @@ class RequestQueue:
             raise RequestError(f"{says}, and {self.deadline:g} s is the limit: send fewer at once", param="prompt")
         limit = ADMITTED_SHARE * self.deadline
         # If nothing waits, the next free seat goes to this request, however long the last ones took.
-        if wait > limit and len(self):
+        if wait > limit and any(len(queue) for queue in self.ahead):
             says = f"the wait for a first token is about {wait:.0f} s now, and up to {limit:g} s are let in"
             raise self.refusal(says, wait - limit)
 

@@ -16,6 +16,7 @@ from scripted_worker import EMBEDDING_SIZE, eventually
 
 from pontil.http.batch import schema
 from pontil.runtime.accounting.usage_file import open_to_read
+from pontil.runtime.foundation.fair_share import ServiceClass, class_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -265,6 +266,23 @@ def test_files_and_batches_are_a_keys_own(tmp_path: Path, tokenizer: Tokenizer) 
         assert not made.ask("GET", "/v1/messages/batches", None, other).json["data"]
         with closing(open_to_read(tmp_path / "usage.db")) as log:
             assert log.execute("SELECT api_key FROM requests").fetchall() == [("a",)]
+
+
+def test_lines_are_of_the_class_batch_whatever_that_of_their_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    callers = (("a", hashlib.sha256(b"key-a").hexdigest()),)
+    allowances = (("a", (("class", "interactive"), ("share", 3.0))),)
+    log = str(tmp_path / "usage.db")
+    with site(tmp_path, tokenizer, usage_log=log, callers=callers, allowances=allowances) as made:
+        worker = made.worker()
+        params = {"max_tokens": 3, "service_tier": "auto", "messages": [{"role": "user", "content": "a"}]}
+        own = {"authorization": "Bearer key-a"}
+        batch = made.ask("POST", "/v1/messages/batches", {"requests": [{"custom_id": "a", "params": params}]}, own)
+        path = f"/v1/messages/batches/{batch.json['id']}"
+        eventually(lambda: made.ask("GET", path, None, own).json["processing_status"] == "ended", "its end")
+        (row,) = [json.loads(text) for text in made.ask("GET", f"{path}/results", None, own).body.splitlines()]
+        usage = row["result"]["message"]["usage"]
+        assert (usage["service_tier"], usage["share"]) == ("batch", 3.0)
+        assert class_of(worker.submits.get_nowait().priority) is ServiceClass.BATCH
 
 
 def test_a_line_goes_on_when_its_worker_dies(kept: ScriptedSite) -> None:

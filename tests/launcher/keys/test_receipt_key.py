@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that sign receipts: made once, as OpenSSL reads them, and the owner's alone."""
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from tiny_llama import write_tiny_llama
 
+from pontil.launcher.cli import cli
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.receipt_key import FILE, read_public_key, receipt_seed
 from pontil.runtime.receipts.signing import ReceiptSigner
@@ -38,6 +43,40 @@ def test_a_launch_without_a_proxy_makes_none(tmp_path: Path) -> None:
 def test_where_none_can_be_made_nothing_is_signed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert seed(None, tmp_path / "file") is None
+
+
+@pytest.mark.parametrize("call", ["fsync", "link", "open"])
+def test_a_disk_that_fills_leaves_no_part_of_a_key(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, call, full)
+        assert seed(None, tmp_path) is None, "such a launch signs nothing"
+    assert not list(tmp_path.iterdir())
+    assert seed(None, tmp_path) is not None
+
+
+BAD: list[tuple[bytes | None, int, str]] = [
+    (None, 0, "cannot be read (No such file or directory)"),
+    (b"secret of somebody", 0o600, "has no Ed25519 key in PEM"),
+    (b"\x00\xff" * 99, 0o600, "has no Ed25519 key in PEM"),
+    (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n", 0o600, "has no Ed25519 key in PEM"),
+    (b"", 0o644, "is open to other users"),
+]
+
+
+@pytest.mark.parametrize(("text", "mode", "says"), BAD)
+def test_a_launch_with_a_bad_key_ends_in_one_sentence(tmp_path: Path, text: bytes | None, mode: int, says: str) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    path = tmp_path / "key"
+    if text is not None:
+        path.write_bytes(text)
+        path.chmod(mode)
+    words = ("launch", "--share-devices", "--role", "mixed", "--model", str(tmp_path / "tiny"), "--port", "0")
+    error: Any = CliRunner().invoke(cli, [*words, "--receipt-key", str(path)], standalone_mode=False).exception
+    assert error.exit_code == 2 and says in error.message and "\n" not in error.message, error
+    assert str(path) in error.message and "secret" not in error.message
 
 
 def pem_of(key: Ed25519PrivateKey) -> bytes:
@@ -72,7 +111,7 @@ def test_a_public_key_is_read_in_each_form(tmp_path: Path) -> None:
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     (tmp_path / "pem").write_bytes(Ed25519PublicKey.from_public_bytes(key).public_bytes(encoding, form))
     (tmp_path / "none").write_text("x")
-    assert {read_public_key(given) for given in (key.hex(), f"{tmp_path}/hex", f"{tmp_path}/pem")} == {key}
+    assert {read_public_key(given, "--key") for given in (key.hex(), f"{tmp_path}/hex", f"{tmp_path}/pem")} == {key}
     for given in ("zz", f"{tmp_path}/none"):
-        with pytest.raises(OptionError):
-            read_public_key(given)
+        with pytest.raises(OptionError, match="--key zz is no key" if given == "zz" else "has no public Ed25519 key"):
+            read_public_key(given, "--key")

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def test_a_server_that_does_not_answer_is_no_difference(tmp_path: Path, nobody: 
     assert code == 2 and "cannot be asked" in text, text
     code, text = mistake("replay", str(tmp_path / "file"), "--public-key", "00" * 32)
     assert code == 2 and SIGNER.public_key.hex() in text, text
+    code, text = mistake("replay", str(tmp_path / "file"), "--public-key", "zz")
+    assert code == 2 and text.startswith("--public-key zz is no key"), "--key is the operator's here"
 
 
 def test_a_record_replaces_no_file_and_leaves_none(tmp_path: Path, nobody: str) -> None:
@@ -79,6 +82,23 @@ def test_a_record_replaces_no_file_and_leaves_none(tmp_path: Path, nobody: str) 
     code, text = mistake("record", "-o", str(tmp_path / "new"), "--within", "soon")
     assert code == 2 and text.startswith("--within must be")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_an_interrupt_ends_a_record_that_has_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = record().splitlines(keepends=True)[:-1]
+
+    def interrupted(count: int) -> Iterator[bytes]:
+        yield from lines[:count]
+        raise KeyboardInterrupt
+
+    limits = RecordLimits(9, 1, 1 << 20, 60.0)
+    for count in range(2):
+        monkeypatch.setattr(record_writer, "lines_from", lambda *given, count=count: interrupted(count))
+        with pytest.raises(LaunchError, match="No request was answered"):
+            write_record("", {}, tmp_path / "none", limits, lambda: None)
+    monkeypatch.setattr(record_writer, "lines_from", lambda *given: interrupted(2))
+    assert write_record("", {}, tmp_path / "new", limits, lambda: None).requests == 1
+    assert read_record((tmp_path / "new").read_bytes()).requests and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "link"])

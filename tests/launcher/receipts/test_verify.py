@@ -41,6 +41,7 @@ FORMS = {
     "choices": json.dumps({"id": "cmpl-1", "receipt": [receipt(), receipt(choice=1)]}),
     "stream": stream_of({"id": "cmpl-1", "choices": []}, {"choices": [], "receipt": receipt()}, {"usage": {}}),
     "response": stream_of({"type": "response.completed", "response": {"receipt": receipt()}}),
+    "lines": "".join(json.dumps(one) + "\n" for one in ({"response": "a"}, {"done": True, "receipt": receipt()})),
 }
 
 
@@ -55,8 +56,10 @@ def test_signatures_are_checked_in_every_form(tmp_path: Path, form: str) -> None
 
 
 def test_an_answer_of_another_name_is_no_answer_of_this_receipt(tmp_path: Path) -> None:
-    made = run(tmp_path / "file", json.dumps({"id": "cmpl-2", "receipt": receipt()}), "--signature-only")
-    assert made.return_value == 1 and "this answer is 'cmpl-2'" in made.output
+    streamed = stream_of({"id": "cmpl-2", "choices": []}, {"choices": [], "receipt": receipt()})
+    for text in (json.dumps({"id": "cmpl-2", "receipt": receipt()}), streamed):
+        made = run(tmp_path / "file", text, "--signature-only")
+        assert made.return_value == 1 and "this answer is 'cmpl-2'" in made.output
 
 
 def test_what_was_changed_is_said_and_nothing_is_computed(tmp_path: Path) -> None:

@@ -103,12 +103,19 @@ def test_what_is_wrong_is_named(proxy: ScriptedProxy, pair: Pair, model: Path) -
         (sound | {"signature": "00" * 64}, "its signature is not of this statement"),
         ({"id": "cmpl-2", "receipt": sound}, "this answer is 'cmpl-2'"),
         ({"id": "cmpl-1", "choices": [{"text": "another text"}], "receipt": sound}, "not that of the receipt's tokens"),
+        ({"response": "another text", "receipt": sound}, "not that of the receipt's tokens"),
+        ({"message": {"content": "another text"}, "receipt": sound}, "not that of the receipt's tokens"),
     ]
     for data, says in cases:
         found = verified(data, model)
         assert [holds for holds, _ in found] == [False] and says in found[0][1], (says, found)
     text = pair[1].machine.tokenizer.decode(tokens)
     assert verified({"id": "cmpl-1", "choices": [{"text": text}], "receipt": sound}, model)[0][0]
+    chunks = [{"id": "cmpl-1", "choices": [{"index": 0, "text": letter}]} for letter in text]
+    for parts in (chunks, chunks[::-1]):
+        stream = "".join(f"data: {json.dumps(event)}\n\n" for event in (*parts, {"receipt": sound}))
+        ((holds, says),) = verify_receipts(stream, None, None, RecomputeOptions(str(model), CACHE))
+        assert holds == (parts is chunks) and ("not that of the receipt's tokens" in says) != holds, says
 
 
 def test_a_prompt_that_was_left_out_is_given(proxy: ScriptedProxy, pair: Pair, model: Path) -> None:
@@ -119,6 +126,18 @@ def test_a_prompt_that_was_left_out_is_given(proxy: ScriptedProxy, pair: Pair, m
     assert "they were changed" in verified(data, model, prompt_text=json.dumps(ids[1:]))[0][1]
     with pytest.raises(Exception, match="--prompt FILE"):
         verified(data, model)
+
+
+def test_a_prompt_that_was_left_out_may_be_given_as_a_text(proxy: ScriptedProxy, pair: Pair, model: Path) -> None:
+    _, decode = pair
+    text, params = "hello there", KINDS["greedy"]
+    ids = decode.machine.tokenizer.encode(text, True)
+    proxy.submit(decode, "text", ids, params)
+    proxy.turn_until(lambda: "text" in proxy.answers and proxy.answers["text"].ended(1))
+    data = receipt_of(proxy.answers["text"], decode, ids, params, 0)
+    del data["prompt"]
+    assert verified(data, model, prompt_text=text)[0][0]
+    assert "they were changed" in verified(data, model, prompt_text=text + "!")[0][1]
 
 
 @pytest.mark.parametrize("name", ["avx2", pytest.param("torch", marks=pytest.mark.long)])

@@ -6,6 +6,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.request_queue import ADMITTED_SHARE, MOST_WAITING_TOKENS, RequestQueue
 from pontil.runtime.proxy.fleet.service_rate import Seats
@@ -111,6 +112,20 @@ def test_those_that_cannot_be_served_in_time_are_let_go_but_the_next(tokenizer: 
     # late.
     assert [one for one, _ in made.hopeless(3.0)] == waiting[2:]
     assert [one for one, _ in made.hopeless(11.0)] == waiting
+
+
+def test_a_key_pays_for_what_was_computed_and_generated_and_not_for_what_was_cached(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens of an answer that was to have twenty, behind 1,000 of a prompt of which 900 were cached."""
+    made, one = measured(tokenizer), request(tokenizer, 0, 1_000)
+    monkeypatch.setattr(Request, "usage", Usage(1_000, 2, 900))
+    begun = made.waiting.levels[0].begin("-")
+    made.push(one, 1.0)
+    made.serve(one, 1.0)
+    made.started(one, 2.0)
+    made.drop(one, 3.0)
+    assert made.waiting.levels[0].begin("-") - begun == pytest.approx(100 + 2)
 
 
 @settings(max_examples=examples(40, 200), deadline=None)
