@@ -1,21 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Install what tests need (nothing, when run again), then format, lint, type checks and tests.
-#   scripts/test.sh [--long] [--kernels SET] [--venv DIR] [arguments of pytest]
-# --long adds what takes minutes; --kernels avx2 tests as on a processor that has no faster instruction set.
+#   scripts/test.sh [--long] [--kernels SET] [--venv DIR] [--costs FILE] [arguments of pytest]
+# --long adds what takes minutes; --kernels avx2 tests as on a processor that has no faster instruction set; --costs
+# writes the processor time of each test to FILE, and shows the dearest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
 venv=.venv
 marks=(-m "not long")
+costs=()
 rest=()
 while [ $# -gt 0 ]; do
     case $1 in
         --long) marks=(); export LONG_TESTS=1 ;;
         --kernels) export TEST_KERNELS=${2:?--kernels needs a name}; shift ;;
+        --costs) costs=(--costs "${2:?--costs needs a file}"); shift ;;
         --venv) venv=${2:?--venv needs a folder}; shift ;;
-        -h | --help) sed -n '3,5s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,6s/^# *//p' "$0"; exit ;;
         *) rest+=("$1") ;;
     esac
     shift
@@ -55,7 +58,7 @@ PYTHON="$(cd "$venv" && pwd)/bin/python"
 export PYTHON
 if [ ${#rest[@]} -gt 0 ]; then
     scripts/lint.sh
-    exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
+    exec "$PYTHON" -m pytest "${marks[@]}" "${costs[@]}" "${rest[@]}"
 fi
 scripts/lint.sh style
 status=0
@@ -66,7 +69,8 @@ types_process=$!
 trap 'kill "$types_process" 2>/dev/null || true; rm -f "$types"' EXIT
 # Tests that start processes wait as much as they compute, so that twice as many at a time as there are cores keep these
 # busy; a file stays together, and files that share a system, as tests/conftest.py says.
-OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" --jobs "$((2 * $(env -u OMP_NUM_THREADS nproc)))" || status=$?
+jobs=$((2 * $(env -u OMP_NUM_THREADS nproc)))
+OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" "${costs[@]}" --jobs "$jobs" || status=$?
 wait "$types_process" || status=$?
 cat "$types"
 trap 'rm -f "$types"' EXIT

@@ -9,9 +9,11 @@ import gc
 import signal
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from costs import TestCosts
 from effort import examples, is_long
 from file_scheduling import WaitingFiles
 from forked_run import ForkedRun
@@ -73,7 +75,14 @@ GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--jobs", type=int, default=1, metavar="N", help="run files of tests in N processes at a time")
+    parser.addoption("--costs", type=Path, metavar="FILE", help="write the processor time of each test to FILE")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files and tests in an order that SEED decides")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    costs = config.getoption("--costs")
+    if costs is not None:
+        config.pluginmanager.register(TestCosts(costs))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -114,6 +114,9 @@ class ScriptedSite:
             connection.abort()
         await server.after_stop()
         await self.proxy.close()
+        # Sanic keeps each app of a process, and each route that was asked for: hundreds would be millions of objects.
+        app.unregister_app(app)
+        app.router.get.cache_clear()
 
     def stop(self) -> None:
         for worker in self.workers:
