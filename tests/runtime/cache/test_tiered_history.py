@@ -18,6 +18,7 @@ from pontil.runtime.cache.prefix_journal import SHORT_BYTES
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.disk_tier import PAGE, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
+from pontil.runtime.cache.tier.tier_store import TierWrite
 
 BLOCKS, IN_MEMORY, ON_DISK, STAGED = 5, 1, 2, 4
 
@@ -155,7 +156,7 @@ class TieredHistory:
 
     def check(self) -> None:
         self.process.pool.check()
-        staged = sum(job.number is not None for job in self.store.writes)
+        staged = sum(isinstance(job, TierWrite) and job.number is not None for job in self.store.writes)
         assert len(self.store.staging.free) + staged == STAGED
         assert all(len(tier) + len(tier.free) == tier.capacity for tier in self.tiers)
         unchecked = self.process.recorder.unchecked

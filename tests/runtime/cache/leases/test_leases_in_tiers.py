@@ -21,7 +21,7 @@ from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.disk_tier import PAGE, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.tier_pins import TierPins
-from pontil.runtime.cache.tier.tier_store import TierStore
+from pontil.runtime.cache.tier.tier_store import TierStore, TierWrite
 
 CAPACITY, LONGEST, STAGED, SIZE = 10, 6, 6, LAYOUT.block_bytes
 IN_MEMORY, ON_DISK = 5, 12
@@ -176,7 +176,7 @@ class LeasedTiers:
             pinned = chain.pins.by_tier.get(tier.name, set())
             assert len(pinned) <= tier.capacity // 2 and pinned <= set(tier.known())
             assert len(tier) + len(tier.free) == tier.capacity or tier not in chain.tiers
-        staged = sum(getattr(job, "number", None) is not None for job in self.store.writes)
+        staged = sum(isinstance(job, TierWrite) and job.number is not None for job in self.store.writes)
         assert len(self.store.staging.free) + staged == STAGED
         has_news = not chain.pins.results.empty()
         assert has_news or all(any(key in keys for keys in chain.pins.by_tier.values()) for key in pins.below)
