@@ -85,6 +85,18 @@ def test_a_request_waits_for_the_next_process_of_a_leases_worker(
     assert successor.submits.get().prompt == BEHIND and other.submits.empty() and not parked(made)
 
 
+def test_a_request_waits_for_a_lease_that_another_proxy_bills(made: ScriptedSite, pool: ThreadPoolExecutor) -> None:
+    holder, other = holding(made, "mixed:0", "mixed:1")
+    ((name, kept),) = holder.leases.items()
+    holder.say(replace(holder.now(kept), proxy="elsewhere"))
+    eventually(lambda: made.proxy.leases.views[name].proxy == "elsewhere", "the other proxy's lease")
+    holder.fall_silent(made.proxy.registry)
+    asked = waiting(made, pool)
+    successor = next_process(made, holder.name)
+    assert asked.result(DEADLINE).status == 200
+    assert successor.submits.get().prompt == BEHIND and other.submits.get().prompt == OTHERS
+
+
 def test_a_request_that_its_worker_did_not_answer_waits_for_the_next_process(
     made: ScriptedSite, pool: ThreadPoolExecutor
 ) -> None:
