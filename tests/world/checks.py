@@ -23,6 +23,7 @@ from batch_clients import each_line_has_one_outcome_and_one_bill, of_batches
 from classed_keys import usage_says_the_class
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
+from followed_leases import a_lease_that_moves_is_billed_once
 from gates import a_gate_tells_right_from_wrong
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
@@ -317,6 +318,7 @@ CHECKS: tuple[Check, ...] = (
     the_audit_is_equal,
     a_leased_token_is_hit_or_refunded,
     byte_seconds_are_conserved,
+    a_lease_that_moves_is_billed_once,
     receipts_are_true,
     nobody_waits_past_a_deadline,
     one_token_comes_soon_beside_many,

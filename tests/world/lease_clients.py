@@ -5,7 +5,7 @@ token is hit or refunded, and each byte-second is held, released or refunded, in
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,31 @@ MARGIN = 0.5
 OWN = 250
 
 
+# A request behind a lease: when it was asked and answered, how many tokens were cached, and by which route.
+Hit = tuple[float, float, int, str]
+
+
+def completion_of(prompt: list[int]) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": 1, "seed": 1}
+
+
+def request_of(number: int, method: str, path: str, body: Any = None) -> bytes:
+    """Return the bytes of a request of the lease of this number."""
+    data = b"" if body is None else json.dumps(body).encode()
+    lines = f"host: localhost\r\nauthorization: Bearer {KEY}\r\nx-request-id: {NAME}{number}\r\n"
+    lines += f"content-length: {len(data)}\r\ncontent-type: application/json\r\n\r\n"
+    return f"{method} {path} HTTP/1.1\r\n{lines}".encode() + data
+
+
+def found_by(reader: HttpReader) -> tuple[int, str]:
+    """Return how many tokens of a completion's prompt were cached, and its route."""
+    cached = json.loads(reader.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached, reader.headers["x-pontil-route"]
+
+
 class LeaseClient:
     """The client of one lease: it has a prefix kept, asks a request behind it at some moment, may extend or release it,
-    and looks until it is over. `granted` is what it was told, `hits` are its requests: when each was asked and
-    answered, how many tokens were cached, and by which route."""
+    and looks until it is over. `granted` is what it was told, `hits` are its requests."""
 
     def __init__(self, world: SeededWorld, dialer: Dialer, number: int, ended: Callable[[], None]) -> None:
         self.world, self.dialer, self.number, self.ended = world, dialer, number, ended
@@ -47,7 +68,7 @@ class LeaseClient:
         self.seconds = self.chance.randrange(*TTL)
         self.granted: dict[str, Any] | None = None
         self.last: dict[str, Any] | None = None
-        self.hits: list[tuple[float, float, int, str]] = []
+        self.hits: list[Hit] = []
         self.tries = 0
         self.asked_at = self.granted_at = 0.0
         self.then: Callable[[HttpReader], None] = self.kept
@@ -63,7 +84,7 @@ class LeaseClient:
         if reader.status == 200:
             self.granted = self.last = json.loads(reader.body)
             self.granted_at = self.world.now()
-            self.world.after(self.chance.random() * self.seconds, self.use)
+            self.world.after(self.use_after, self.use)
         elif reader.status in (429, 503) and self.tries < MOST_TRIES:
             self.world.after(LOOK, self.begin)
         else:
@@ -71,14 +92,17 @@ class LeaseClient:
                 self.world.violate(f"a lease has an answer: {reader.status} {bytes(reader.body)[:200]!r}")
             self.end()
 
+    @property
+    def use_after(self) -> float:
+        """The seconds from its grant to the first request behind it."""
+        return self.chance.random() * self.seconds
+
     def use(self) -> None:
-        body = {"prompt": [*self.prompt, 7, 8, 9], "max_tokens": 1, "seed": 1}
-        self.ask("POST", "/v1/completions", self.used, body)
+        self.ask("POST", "/v1/completions", self.used, completion_of([*self.prompt, 7, 8, 9]))
 
     def used(self, reader: HttpReader) -> None:
         if reader.status == 200:
-            cached = json.loads(reader.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
-            self.hits.append((self.asked_at, self.world.now(), cached, reader.headers["x-pontil-route"]))
+            self.hits.append((self.asked_at, self.world.now(), *found_by(reader)))
         change = self.chance.random()
         if change < 0.25:
             self.ask("PATCH", self.path, self.looked, {"ttl": self.seconds})
@@ -121,10 +145,7 @@ class LeaseClient:
         if connection is None:
             self.disconnected()
             return
-        data = b"" if body is None else json.dumps(body).encode()
-        lines = f"host: localhost\r\nauthorization: Bearer {KEY}\r\nx-request-id: {NAME}{self.number}\r\n"
-        lines += f"content-length: {len(data)}\r\ncontent-type: application/json\r\n\r\n"
-        self.pending = connection.ask(self, f"{method} {path} HTTP/1.1\r\n{lines}".encode() + data)
+        self.pending = connection.ask(self, request_of(self.number, method, path, body))
 
     # The parts of an AnswerTaker.
 
@@ -149,10 +170,12 @@ class LeaseClient:
 class LeaseClients:
     """The clients of a seed's leases."""
 
-    def __init__(self, world: SeededWorld, dialer: Dialer, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, world: SeededWorld, dialer: Dialer, ended: Callable[[], None], others: Sequence[LeaseClient] = ()
+    ) -> None:
         chance = world.random("leases")
         count = chance.randrange(1, MOST_LEASES) if chance.random() < SHARE else 0
-        self.clients = [LeaseClient(world, dialer, number, ended) for number in range(count)]
+        self.clients = [*(LeaseClient(world, dialer, number, ended) for number in range(count)), *others]
         self.world, self.chance = world, chance
 
     def plan(self, begin: float, seconds: float, joins: Callable[[], None]) -> None:

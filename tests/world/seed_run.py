@@ -18,6 +18,7 @@ from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
 from faults import POWER_CUT, FaultMaker, planned, planned_changes
+from followed_leases import followed_leases, with_followed
 from gates import BEFORE, GateOperator
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
@@ -84,7 +85,7 @@ class SeedRun:
         plan, shape = tenanted(plan, shape, world.random("tenants"))
         plan = classed(plan, world.random("classes"))
         self.folder, self.model = folder, model
-        plan = self.plan = plan.drawn(world.random("site"))
+        plan = self.plan = with_followed(plan.drawn(world.random("site")), world.random("followed"))
         enter(world, folder)
         world.network.jitter = shape.jitter
         queues = world.random("queues")
@@ -97,13 +98,14 @@ class SeedRun:
         self.dialer = Dialer(world, self.find_proxy)
         self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.batch = BatchClient(world, self.dialer, self.ended)
-        self.leases = LeaseClients(world, self.dialer, self.ended)
         self.receipts = ReceiptClients(world, self.dialer, self.ended)
         self.gate = GateOperator(world, self.dialer, self.site, self.ended) if plan.gates > 0 else None
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
+        followed = followed_leases(world, self.dialer, self.site, self.made, self.ended)
+        self.leases = LeaseClients(world, self.dialer, self.ended, followed)
         self.watch = SeedWatch(self)
         self.wishes = self.wished(shape)
         seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0

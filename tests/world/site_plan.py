@@ -103,6 +103,8 @@ class SitePlan:
     # True for clients that are tenants (greedy_tenants.py), and the settings of keys.
     tenants: bool = False
     allowances: tuple[tuple[str, tuple[tuple[str, float | str], ...]], ...] = ()
+    # True with a lease whose worker is filled (followed_leases.py).
+    follows: bool = False
     # Most prompt tokens of a step.
     batched_tokens: int = 256
 

@@ -205,8 +205,8 @@ class FleetLeases:
                 self.let_go(view, view.worker, message.moves + (message.moves == view.moves))
             if view.worker is not None and (view.proxy != self.incarnation or message.moves == view.moves):
                 # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
-                # it moved, and the new worker says when it began.
-                view.term = LeaseTerm(message.size, now - message.age, message.seconds)
+                # it moved, and the new worker says when it began. It may not have heard how long this one granted it.
+                view.term = LeaseTerm(message.size, now - message.age, max(view.term.seconds, message.seconds))
             view.worker, view.worker_name, view.lost = message.sender, worker.hello.name, None
         view.moves = message.moves
         if message.prompt:

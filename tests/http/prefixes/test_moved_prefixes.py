@@ -115,6 +115,20 @@ def test_who_does_not_bill_a_lease_may_hear_first_that_it_was_let_go(made: Scrip
     assert not other.orders and not holder.orders
 
 
+def test_who_extends_a_lease_while_another_proxy_moves_it_loses_nothing(made: ScriptedSite) -> None:
+    """Its first worker has let go of it by the time it hears of the extension: the next one is told as well."""
+    holder, other, _ = two_workers(made)
+    state = replace(holder.now(next(iter(holder.leases.values()))), lease_id="theirs", proxy="elsewhere", keys=b"")
+    holder.say(state)
+    eventually(lambda: shown(made, "theirs").get("state") == "held", "the lease of another proxy")
+    longer = made.ask("PATCH", f"{PATH}/theirs", {"ttl": 900}).json["ttl"]
+    assert longer >= 900
+    other.say(replace(state, sender=other.incarnation, moves=1))
+    eventually(lambda: other.orders, "the order to the next worker")
+    assert [(one.action, one.seconds) for one in other.orders] == [("extend", longer)]
+    assert shown(made, "theirs")["ttl"] == longer
+
+
 def test_a_prompt_that_cannot_be_pulled_is_computed(made: ScriptedSite) -> None:
     holder, other, name = two_workers(made)
     other.pulls = False
