@@ -30,10 +30,10 @@ SERVICE_TIER = Parameter(
 )
 
 
-def told_share(ticket: Ticket, fair_by: str) -> float | None:
-    """Return the share of a request's key as its usage tells it: None where it has that of every other key, or shares
-    do not count."""
-    return ticket.weight if fair_by == "key" and ticket.weight != 1.0 else None
+def told_class(ticket: Ticket, fair_by: str) -> tuple[str, float | None]:
+    """Return the class of a request and the share of its key, as they are told: no share where that is every other
+    key's, or shares do not count."""
+    return TOLD[ticket.service_class], ticket.weight if fair_by == "key" and ticket.weight != 1.0 else None
 
 
 def class_usage(tier: str, share: float | None) -> dict[str, Any]:

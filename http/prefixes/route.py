@@ -9,7 +9,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
 from pontil.http.access.endpoint import Endpoint
-from pontil.http.fields.service_tier import TOLD, class_usage, told_share
+from pontil.http.fields.service_tier import class_usage, told_class
 from pontil.http.intake.body import GENERATION_ERRORS, understood
 from pontil.http.openai.chat.prompt_reader import TextLimit, token_budget
 from pontil.http.openai.completions.route import GenerationRoutes
@@ -107,7 +107,7 @@ class PrefixRoutes:
             stream.cancel()
             if view is None:
                 self.leases.disown(wish)
-        of_class = class_usage(TOLD[ticket.service_class], told_share(ticket, self.proxy.config.fair_by))
+        of_class = class_usage(*told_class(ticket, self.proxy.config.fair_by))
         return json_response(self.shown(view) | {"usage": usage_object(stream.final_usage) | of_class})
 
     async def prompt_ids(self, wanted: PrefixWanted, limit: TextLimit) -> list[int]:

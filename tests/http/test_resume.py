@@ -48,8 +48,9 @@ def test_a_stream_goes_on_after_its_connection_broke(path: str, front: Front) ->
 
 
 def test_a_heading_of_another_version_is_read_as_far_as_it_is_known() -> None:
-    told = {"id": "cmpl-1", "created": 7, "model": "m", "system_fingerprint": None}
-    for more in ({}, {"service_tier": "flex", "share": 2.0}, {"of a later version": 1}):
+    told: dict[str, Any] = {"id": "cmpl-1", "created": 7, "model": "m", "system_fingerprint": None}
+    parts: list[dict[str, Any]] = [{}, {"service_tier": "flex", "share": 2.0}, {"of a later version": 1}]
+    for more in parts:
         claimed: Any = SimpleNamespace(head={"heading": told | more})
         request: Any = SimpleNamespace(ctx=SimpleNamespace(resume=ResumeContext("", claimed=claimed)))
         known = {name: more[name] for name in ("service_tier", "share") if name in more}

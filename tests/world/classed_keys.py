@@ -36,7 +36,7 @@ def usage_says_the_class(run: "SeedRun") -> Iterator[str]:
     for call in run.calls:
         setting = settings.get(call.wish.key, {})
         word = str(setting.get("class", ServiceClass.STANDARD.word))
-        share = setting.get("share", 1.0)
+        share = float(setting.get("share", 1.0))
         expected = class_usage(TOLD[ServiceClass[word.upper()]], None if share == 1.0 else share)
         for one in call.tries:
             usage = one.usage or {}

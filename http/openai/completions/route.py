@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sanic import HTTPResponse, Request
 
 from pontil.http.fields.sampling import SamplingFields
-from pontil.http.fields.service_tier import TOLD, told_share
+from pontil.http.fields.service_tier import told_class
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader, check_type, understood
@@ -342,9 +342,8 @@ class GenerationRoutes:
         if (earlier_heading := heading_of(request)) is not None:
             return earlier_heading
         fingerprint = ready.snapshot.system_fingerprint(self.proxy.config.version)
-        name, tier = f"{prefix}{secrets.token_hex(12)}", TOLD[ready.ticket.service_class]
-        share = told_share(ready.ticket, self.proxy.config.fair_by)
-        return ReplyHeading(name, int(time.time()), self.name_of(ready), fingerprint, tier, share)
+        name, of_class = f"{prefix}{secrets.token_hex(12)}", told_class(ready.ticket, self.proxy.config.fair_by)
+        return ReplyHeading(name, int(time.time()), self.name_of(ready), fingerprint, *of_class)
 
     def name_of(self, ready: ReadyRequest) -> str:
         """Return the name of the model or adapter that answers."""

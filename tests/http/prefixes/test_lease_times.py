@@ -59,7 +59,7 @@ def check_books(made: ScriptedSite, folder: Path, byte_seconds: int) -> None:
 def test_a_clock_that_jumps_changes_no_lease(
     made: ScriptedSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told of its end moves with the clock of the day; it is held and billed by one that is never set."""
+    """The end that is told moves with the clock of the day; it is held and billed by one that is never set."""
     kept, real = keep(made), time.time
     one = f"{PATH}/{kept['id']}"
     for jump in (7200.0, -7200.0):

@@ -35,7 +35,7 @@ PLACES = st.tuples(st.sampled_from(ServiceClass), st.integers(-(1 << 31), (1 << 
 def test_a_priority_orders_the_requests_of_one_class_and_no_others(
     one: tuple[ServiceClass, int], other: tuple[ServiceClass, int]
 ) -> None:
-    """Whatever number a client states, its request is of its class."""
+    """A request is of its class, whatever number its client states."""
     places = [each.place(priority) for each, priority in (one, other)]
     assert [(class_of(place), priority_of(place)) for place in places] == [one, other]
     assert (places[0] < places[1]) == (one < other)
