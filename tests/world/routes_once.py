@@ -7,6 +7,7 @@ from functools import cache
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+from sanic import router as app_router
 from sanic.mixins import routes
 from sanic_routing import route, router
 from sanic_routing.utils import path_to_parts
@@ -23,9 +24,9 @@ def compile_routes_once() -> None:
             known[code] = inspect.signature(handler)
         return known[code]
 
-    untyped: Any = routes
-    untyped.signature = signed
-    untyped = router
+    for module in (routes, app_router):
+        setattr(module, inspect.signature.__name__, signed)
+    untyped: Any = router
     untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
     untyped.compile = cache(compile)
     untyped.path_to_parts = parts = cache(path_to_parts)

@@ -27,7 +27,7 @@ def spent_by(pid: int, parent: int) -> float:
     """Return the seconds of a living process, of those it has waited for, and of those below it. It may have ended
     since it was listed, and something else have its number."""
     with suppress(OSError):
-        # What is left after the name, see proc(5): user and system, its own and of children that it has waited for.
+        # Behind the name, see proc(5): user and system, its own and of children that it has waited for.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if int(fields[1]) == parent:
             return sum(map(int, fields[11:15])) * TICK + spent_below(pid)

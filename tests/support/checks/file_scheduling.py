@@ -10,7 +10,7 @@ WITH_PROCESSES = ("tests/system/", "tests/launcher/", "tests/scripts/", "tests/c
 LONGEST = (
     "tests/world/test_seeds.py", "pair", "tests/world/test_world.py", "tests/system/test_page.py",
     "source_tree", "tests/gpu_ops/triton/test_ladder.py", "tests/runtime/models/test_architectures.py",
-    "tests/world/test_random_graphs.py", "tests/world/test_stand_ins.py",
+    "tests/world/test_random_graphs.py", "tests/world/test_stand_ins.py", "tests/runtime/worker/test_parity.py",
 )  # fmt: skip
 
 
