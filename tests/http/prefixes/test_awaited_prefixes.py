@@ -46,7 +46,7 @@ def holding(served: ScriptedSite, *names: str, seconds: float | None = LONG) -> 
     return tuple(workers)
 
 
-def next_process(served: ScriptedSite, name: str, *, remembers: bool = True, **hello: object) -> LeasingWorker:
+def next_process(served: ScriptedSite, name: str, *, remembers: bool = True, **hello: Any) -> LeasingWorker:
     role = name.split(":")[0]
     worker = LeasingWorker(served.endpoint, name, served.tokenizer, (5,), role=role, **hello).ready(1000)
     worker.remembers = remembers
