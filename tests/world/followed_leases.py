@@ -24,10 +24,10 @@ from pontil.runtime.proxy.routing.policy import AHEAD_STEPS
 from pontil.runtime.worker.generate.prefix_leases import DRAINS
 
 if TYPE_CHECKING:
+    from engine_process import EngineProcess
     from faults import FaultMaker
     from seed_run import SeedRun
     from supervised_site import SupervisedSite
-    from worker_process import WorkerProcess
 
 # Share of seeds with such a lease, and of those whose workers' pools are so small that a rush washes them; and the
 # number of its client.
@@ -152,7 +152,7 @@ class FollowedLease(LeaseClient):
             self.made.plan([fault], self.world.now())
 
     @property
-    def holders(self) -> "list[WorkerProcess]":
+    def holders(self) -> "list[EngineProcess]":
         """The workers that have it."""
         name = (self.granted or {}).get("id")
         return [one for one in self.site.workers if one.worker and name in one.worker.leases.book.leases]

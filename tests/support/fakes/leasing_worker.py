@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from scripted_site import ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
@@ -124,7 +125,7 @@ def leasing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     yield from proper(worker, submit)
 
 
-def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000, **hello: object) -> LeasingWorker:
+def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000, **hello: Any) -> LeasingWorker:
     """Start a worker, and wait until the proxy knows what room it has."""
     answer = site.tokenizer.encode("Hello", False)
     role = name.split(":")[0]
