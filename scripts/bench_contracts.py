@@ -43,6 +43,8 @@ CACHE = Path.home() / ".cache" / "pontil"
 CONTEXT, PART, TOKENS = 300, 5, 64
 # Turns after a change of leases in which it is told.
 SETTLES = 3
+# Seconds of a lease: longer than any run.
+DAY = 86400
 
 Ways = dict[str, Callable[[], float]]
 
@@ -168,7 +170,7 @@ class LeaseTurns:
         for name in list(self.book.leases):
             self.book.release(name, now)
         for number in range(count):
-            term = LeaseTerm(first.term.size, now, 3600 + number % 60)
+            term = LeaseTerm(first.term.size, now, DAY + number % 60)
             self.book.grant(PrefixLease(f"lease-{number}", "ada", first.keys, first.tokens, "proxy", term), now)
         times = [self.turn(count) for _ in range(SETTLES + PART)]
         assert len(self.book.leases) == count
