@@ -3,14 +3,16 @@
 
     python scripts/random_gguf.py SHAPE FILE [--layers N] [--hole]
 
-SHAPE is 8b (Llama 3.1 8B) or 30b-a3b (Qwen3 30B-A3B), with the types that Q4_K_M gives each tensor; --layers takes the
-first N layers, 12 being a quarter of 30b-a3b. --hole leaves out the data and most of the vocabulary, so that the file
-takes no room: only what reads the sizes of tensors has a use for it. Scales are such that weights have a standard
-deviation near 0.02.
+SHAPE is 1.5b (Qwen2.5 1.5B), 8b (Llama 3.1 8B) or 30b-a3b (Qwen3 30B-A3B), with the types that Q4_K_M gives each
+tensor, and as many merges as tokens; --layers takes the first N layers, 12 being a quarter of 30b-a3b. --hole leaves
+out the data and most of the vocabulary, so that the file takes no room: only what reads the sizes of tensors has a use
+for it. Scales are such that weights have a standard deviation near 0.02.
 """
 
 import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +32,7 @@ Tensors = dict[str, tuple[tuple[int, ...], gguf.GGMLQuantizationType]]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder; those of `experts` are 0 for a dense one."""
+    """Sizes of a decoder; those of `experts` are 0 for a dense one. Of a `tied` one the embedding is the head."""
 
     architecture: str
     layers: int
@@ -42,20 +44,30 @@ class ModelShape:
     rope_base: float
     experts: int = 0
     experts_used: int = 0
+    tied: bool = False
+    context: int = 131072
+
+    @property
+    def has_biases(self) -> bool:
+        return self.architecture == "qwen2"
 
     def tensors(self, layers: int) -> Tensors:
         tensors: Tensors = {
-            "token_embd": ((self.vocabulary, self.hidden), Q4_K),
-            "output": ((self.vocabulary, self.hidden), Q6_K),
-            "output_norm": ((self.hidden,), F32),
+            "token_embd.weight": ((self.vocabulary, self.hidden), Q6_K if self.tied else Q4_K),
+            "output_norm.weight": ((self.hidden,), F32),
         }
-        if not self.experts:
-            tensors["rope_freqs"] = ((HEAD // 2,), F32)
+        if not self.tied:
+            tensors["output.weight"] = (self.vocabulary, self.hidden), Q6_K
+        if self.architecture == "llama":
+            tensors["rope_freqs.weight"] = ((HEAD // 2,), F32)
         for layer in range(layers):
             eighth = layers // 8
             is_finer = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
             for name, one in self.layer(Q6_K if is_finer else Q4_K).items():
-                tensors[f"blk.{layer}.{name}"] = one
+                tensors[f"blk.{layer}.{name}.weight"] = one
+            for name, rows in zip("qkv", (self.heads, self.kv_heads, self.kv_heads), strict=True):
+                if self.has_biases:
+                    tensors[f"blk.{layer}.attn_{name}.bias"] = (rows * HEAD,), F32
         return tensors
 
     def layer(self, finer: gguf.GGMLQuantizationType) -> Tensors:
@@ -80,6 +92,7 @@ class ModelShape:
 
 HEAD = 128
 SHAPES = {
+    "1.5b": ModelShape("qwen2", 28, 1536, 8960, 12, 2, 151936, 1000000.0, tied=True, context=32768),
     "8b": ModelShape("llama", 32, 4096, 14336, 32, 8, 128256, 500000.0),
     "30b-a3b": ModelShape("qwen3moe", 48, 2048, 768, 32, 4, 151936, 1000000.0, 128, 8),
 }
@@ -95,7 +108,7 @@ def write_random_gguf(path: Path, shape: ModelShape, layers: int | None = None, 
     for name, (sizes, kind) in tensors.items():
         dtype = np.dtype(np.float32 if kind == F32 else np.uint8)
         raw = None if kind == F32 else kind
-        writer.add_tensor_info(f"{name}.weight", stored_shape(sizes, kind), dtype, stored_size(sizes, kind), raw)
+        writer.add_tensor_info(name, stored_shape(sizes, kind), dtype, stored_size(sizes, kind), raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -127,7 +140,7 @@ def stored_size(sizes: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> int:
 def add_sizes(writer: gguf.GGUFWriter, shape: ModelShape, layers: int) -> None:
     writer.add_file_type(int(gguf.LlamaFileType.MOSTLY_Q4_K_M))
     writer.add_block_count(layers)
-    writer.add_context_length(131072)
+    writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
@@ -144,17 +157,25 @@ def add_sizes(writer: gguf.GGUFWriter, shape: ModelShape, layers: int) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Add an end, the 256 bytes, a merge of two of them, and fillers."""
+    """Add an end, the 256 bytes, and texts of two and of three of them, each with the merge that makes it."""
     letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
     letters += [chr(256 + number) for number in range(256 - len(letters))]
-    tokens = ["<|end|>", *letters, "ab", *(f"w{number}" for number in range(size - LEAST_VOCABULARY))]
+    merges = list(islice(merges_of(letters, letters[letters.index("a") :]), size - 1 - len(letters)))
+    tokens = ["<|end|>", *letters, *(merge.replace(" ", "") for merge in merges)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (size - 1))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+
+
+def merges_of(letters: Sequence[str], begins: Sequence[str]) -> Iterator[str]:
+    for first, second in product(begins, letters):
+        yield f"{first} {second}"
+    for first, second, third in product(begins, letters, letters):
+        yield f"{first}{second} {third}"
 
 
 def write_tensor(

@@ -51,7 +51,7 @@ def kernel_facts(cache: Path) -> MachineFacts:
     refusals: dict[str, str] = {}
     for instruction_set in usable_sets():
         try:
-            open_set(instruction_set, 1, cache / "kernels", lambda text: None).close()
+            open_set(instruction_set, 1, cache, lambda text: None).close()
         except KernelError as error:
             refusals[instruction_set.name] = str(error)
             if not error.is_about_one_set:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 
 import tokenizers
@@ -29,23 +29,60 @@ class Tokenizer:
     only the wrong ones become U+FFFD, not all in a row.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.make_backend, self.added_tokens = vocabulary.make_backend, vocabulary.added_tokens
-        self.vocab_size = len(vocabulary.token_bytes)
-        self.roles = vocabulary.roles
-        self.bos_token = vocabulary.roles.get("bos_token")
-        self.eos_token = vocabulary.roles.get("eos_token")
-        self.eos_ids = vocabulary.end_ids
-        self.special_ids = vocabulary.special_ids
-        self.chat_template = vocabulary.chat_template
-        self.tool_template = vocabulary.tool_template
-        # For callers that need every token and check that an id is in range; `token_bytes` does so itself.
-        self.bytes_by_id = vocabulary.token_bytes
+    def __init__(self, read: Callable[[], Vocabulary]) -> None:
+        """Have `read` return what the tokenizer's file has, when it is first asked for."""
+        self.read = read
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return self.read()
+
+    @cached_property
+    def bytes_by_id(self) -> tuple[bytes, ...]:
+        """The raw bytes of all tokens, for callers that need every one, or check that an id is in range; `token_bytes`
+        does so itself."""
+        return self.vocabulary.token_bytes
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return len(self.bytes_by_id)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return self.vocabulary.special_ids
+
+    @property
+    def added_tokens(self) -> Mapping[int, tokenizers.AddedToken]:
+        return self.vocabulary.added_tokens
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        return self.vocabulary.roles
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.roles.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.roles.get("eos_token")
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.vocabulary.end_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.vocabulary.chat_template
+
+    @property
+    def tool_template(self) -> str | None:
+        return self.vocabulary.tool_template
 
     @cached_property
     def backend(self) -> tokenizers.Tokenizer:
         """The encoder of texts. Making it takes some tenths of a second for a large vocabulary."""
-        return self.make_backend()
+        return self.vocabulary.make_backend()
 
     @cached_property
     def added_ids(self) -> dict[str, int]:
@@ -115,11 +152,15 @@ class Tokenizer:
 
 def load_tokenizer(path: Path, cache_dir: Path | None = None, encodes: bool = True) -> Tokenizer:
     """Load the tokenizer of a Hugging Face directory or a .gguf file. Data that takes seconds to derive is cached in
-    `cache_dir`, if one is given. What seldom `encodes` texts is loaded sooner, and takes longer for the first of them.
-    Raises ModelError."""
+    `cache_dir`, if one is given. What seldom `encodes` texts is loaded sooner, and takes longer for the first of them:
+    of a .gguf file, which is there since it has the weights too, nothing is read before. Raises ModelError."""
     if path.is_dir():
-        return Tokenizer(read_hf_vocabulary(path))
+        vocabulary = read_hf_vocabulary(path)
+        return Tokenizer(lambda: vocabulary)
     if path.suffix == ".gguf":
         cache = MergeCache(None if cache_dir is None else cache_dir.expanduser() / CACHE_FOLDER)
-        return Tokenizer(read_gguf_vocabulary(path, cache, encodes))
+        tokenizer = Tokenizer(partial(read_gguf_vocabulary, path, cache, encodes))
+        if encodes:
+            _ = tokenizer.vocabulary
+        return tokenizer
     raise ModelError(f"{path} is neither a directory with tokenizer.json nor a .gguf file")

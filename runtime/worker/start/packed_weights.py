@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pontil.gpu_ops.kernels.passed_checks import PassedChecks, state_of_file
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
@@ -32,6 +33,8 @@ from pontil.runtime.worker.start.packed_files import (
 logger = logging.getLogger("pontil.worker")
 
 READ_BYTES = 1 << 20
+# The file of what was found whole.
+CHECKED = "checked"
 # All locks and leases of this host's processes (proc_locks(5)), and the words of a lease that somebody waits for.
 LOCKS, BREAKING = Path("/proc/locks"), ["LEASE", "BREAKING"]
 # The end of the name of a file by which it is seen whether there are leases.
@@ -216,15 +219,19 @@ def is_listed(path: Path) -> bool:
 
 
 def mapped_shelf(path: Path) -> MappedShelf | None:
-    """Map a file that is there and whole. Its time says when it was last used."""
+    """Map a file that is there and whole: as far as nobody may write to it, its sums are compared once for each boot of
+    this system. Its time says when it was last used."""
+    passed = PassedChecks(path.with_name(CHECKED))
     try:
-        shelf = MappedShelf(path)
+        shelf = MappedShelf(path, is_known=lambda file: passed.has(path.name, state_of_file(file)))
     except FileNotFoundError:
         return None
     except PackedFileError as error:
         logger.warning("%s: the weights are packed anew", error)
         return None
     os.utime(path)
+    if shelf.mapped is not None and shelf.mapped.leased:
+        passed.add(path.name, state_of_file(shelf.mapped.file))
     return shelf
 
 
@@ -241,15 +248,14 @@ def digest_of(path: Path, folder: Path | None) -> str:
     before."""
     if folder is None:
         return hashed(path)
-    state = path.stat()
-    place = "-".join(map(str, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)))
-    known = folder / f"{place}.digest"
+    with path.open("rb") as file:
+        known = folder / f"{state_of_file(file)}.digest"
     with contextlib.suppress(FileNotFoundError):
         found = known.read_text()
         os.utime(known)
         return found
     found = hashed(path)
-    written = folder / f"{place}.{os.getpid()}"
+    written = known.with_suffix(f".{os.getpid()}")
     written.write_text(found)
     written.rename(known)
     return found

@@ -54,6 +54,17 @@ def test_the_same_tokenizer_as_the_directory(write: Any, tiny: Tokenizer) -> Non
     assert tokenizer.chat_template is None
 
 
+def test_nothing_is_read_for_a_worker_before_it_asks_for_it(write: Any) -> None:
+    path = write()
+    whole, late = load_tokenizer(path), load_tokenizer(path, encodes=False)
+    assert "vocabulary" in vars(whole) and "vocabulary" not in vars(late)
+    assert late.token_bytes(5) == whole.token_bytes(5) and late.special_ids == whole.special_ids
+    path.write_bytes(b"no GGUF")
+    load_tokenizer(path, encodes=False)
+    with pytest.raises(ModelError, match="fetch it again"):
+        load_tokenizer(path)
+
+
 def check_without_backend(path: Path) -> None:
     """Compare what is read without what encodes with what that says of itself."""
     tokenizer = load_tokenizer(path, encodes=False)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import kernels
 import pytest
@@ -26,9 +27,10 @@ from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 from tiny_llama import write_tiny_llama
 
-from pontil.gpu_ops.kernels.weights import arena
+from pontil.gpu_ops.kernels import passed_checks
+from pontil.gpu_ops.kernels.weights import arena, shelf
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf, sums_of
 from pontil.runtime.probe import packed_share
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files, packed_weights
@@ -120,6 +122,49 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
     change(file, 10)
     Loading(model, cache).model()
     assert len([line for line in caplog.messages if "packed anew" in line]) == 1
+
+
+def counted_sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the bytes of all memory that is summed from now on."""
+    sums: list[int] = []
+
+    def counted(memory: Any) -> list[int]:
+        sums.append(memory.size)
+        return sums_of(memory)
+
+    monkeypatch.setattr(shelf, "sums_of", counted)
+    return sums
+
+
+def test_a_file_is_summed_once_a_boot_while_nobody_writes_to_it(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = counted_sums(monkeypatch)
+    expected = bits(Loading(model, cache).model())
+    sums.clear()
+    assert [bits(Loading(model, cache).model()) for _ in range(3)] == [expected] * 3 and len(sums) == 1
+    (file,) = packed_files_of(cache)
+    change(file, 10)
+    again = Loading(model, cache)
+    assert isinstance(again.shelf, WritingShelf) and len(sums) == 2
+    again.model()
+    Loading(model, cache).model()
+    boot = cache / "boot"
+    boot.write_text("another")
+    monkeypatch.setattr(passed_checks, "BOOT", boot)
+    sums.clear()
+    assert bits(Loading(model, cache).model()) == expected and len(sums) == 1
+
+
+def test_a_file_without_a_lease_is_summed_each_time(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody may write to it at any time."""
+    sums = counted_sums(monkeypatch)
+    monkeypatch.setattr(shelf, "lease", lambda mapped: None)
+    Loading(model, cache).model()
+    sums.clear()
+    for _ in range(2):
+        Loading(model, cache).model()
+    assert len(sums) == 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
