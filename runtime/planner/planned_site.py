@@ -88,7 +88,8 @@ class PlannedProxy(LoopProcess):
 def plain_tokenizer() -> Tokenizer:
     """Return a tokenizer whose tokens are all alike: no text of a plan is read."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106
-    return Tokenizer(Vocabulary(lambda: backend, (b"a",) * TOKENS, {}, frozenset(), {}, (), None))
+    vocabulary = Vocabulary(lambda: backend, (b"a",) * TOKENS, {}, frozenset(), {}, (), None)
+    return Tokenizer(lambda: vocabulary)
 
 
 def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_models import ModelServer, WorkerWatch, ZipfRun
 from command_line import obeyed
 from served import Served, launched, wait_for
 
@@ -80,3 +81,23 @@ def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) ->
         wait_for(lambda: states(served) == {"model": "awake", "other": "asleep"}, 60, "the other one's sleep")
         served.kill("mixed:0")
         assert ids_of(ask(served, "other")) == alone["other"]
+
+
+@pytest.mark.long
+def test_five_models_under_a_zipf_load_in_the_memory_of_two_lose_nothing(tmp_path: Path, model: str) -> None:
+    """A small run of scripts/bench_models.py, whose full one is in docs/guide/several-models.md."""
+    names = [f"model-{number}" for number in range(5)]
+    tables = tmp_path / "models.toml"
+    tables.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in names))
+    for name in names:
+        shutil.copytree(model, tmp_path / name)
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "500MiB", *OPTIONS) as served:
+        server = ModelServer(served.port)
+        run, watch = ZipfRun(server, names, skew=1.0, seed=1), WorkerWatch(server)
+        watch.start()
+        run.play(requests=30, clients=2)
+        watch.ended.set()
+        watch.join()
+        assert not run.lost and sum(run.asked.values()) == 30 and set(run.asked) == set(names)
+        assert not watch.deaths and sum(watch.summary()["wakes"].values()) >= 2
+        assert "asleep" in server.states().values()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
-from hash_model import NEXT_SALT, HashRunner, StepCost, layout_of
+from hash_model import NEXT_SALT, HashRunner, StepCost, layout_of, salt_of_model
 from hash_stages import SPEECH_IDS, parts_of
 from kept_memory import TornRunner, recording_clock, take_over
 from stream_memory import connectors_of, left_in
@@ -143,9 +143,12 @@ def resources(
     runner = runs(storage, vocab, cost, maker)
     if config.revision is not None:
         runner.salt = NEXT_SALT
+    if config.further_model is not None:
+        runner.salt = salt_of_model(config.further_model)
     runner.is_wrong = HERE.world.current in HERE.world.wrong
     engine = equip(config, runner, storage, pool)
+    fingerprint = f"hash{config.revision or config.further_model or ''}"
     return WorkerResources(
-        model.config, f"hash{config.revision or ''}", model.tokenizer, model.grammars, layout, storage, pool, engine,
+        model.config, fingerprint, model.tokenizer, model.grammars, layout, storage, pool, engine,
         Driver(config, report), "float32", "hash", stage=parts if config.node else None, recorder=recorder,
     )  # fmt: skip

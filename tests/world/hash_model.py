@@ -8,6 +8,7 @@ read, and the token is another one then. Of several heads each holds the hash in
 for another.
 """
 
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,6 +74,11 @@ def mixed(value: int, more: int) -> int:
 
 def token_after(running: int, seed: int, choice: int, vocab: int) -> int:
     return FIRST_TOKEN + mixed(mixed(running, seed), choice) % (vocab - FIRST_TOKEN)
+
+
+def salt_of_model(name: str) -> int:
+    """Return the salt of a model that is served beside others; that of the first one is 0."""
+    return 0 if name == "tiny" else zlib.crc32(name.encode())
 
 
 def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int, salt: int = 0) -> list[int]:

@@ -63,7 +63,7 @@ class ProxyProcess(LoopProcess):
 
         def make() -> None:
             try:
-                proxy = self.proxy = Proxy(config, tokenizer)
+                proxy = self.proxy = Proxy(config, tokenizer, further=dict.fromkeys(config.further_names, tokenizer))
             except PontilError as error:
                 # The folder has another name in each run.
                 self.world.note("exit", self, str(error).replace(self.world.disks.folder, ""))
@@ -74,6 +74,8 @@ class ProxyProcess(LoopProcess):
             proxy.bind()
             pairs = pairs_of(tokenizer) if config.reranking_model else None
             app = build_app(proxy, tokenizer if config.embedding_model else None, pairs)
+            if config.model_memory is not None:
+                proxy.waking.tell = reporter.used
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
             task = self.loop.create_task(self.serve(app))
             task.add_done_callback(self.served)

@@ -167,8 +167,8 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
             coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
     if coming and snapshot.model_memory is not None:
         raise LaunchError(
-            "With --model-memory each model keeps the workers that it was launched with, by which its memory is "
-            "counted: launch with another table of models (--models), or without --model-memory."
+            "With --model-memory no worker is added, as other models would have to leave first, and none sleeps or "
+            "wakes while workers change: launch with another table of models (--models), or without --model-memory."
         )
     removals = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
     return removals + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]

@@ -25,7 +25,8 @@ def byte_fallback() -> Tokenizer:
     backend = Backend(models.BPE({word: number for number, word in enumerate(words)}, [], byte_fallback=True))
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken("<end>", special=True)])
-    return Tokenizer(Vocabulary(lambda: backend, bytes_of_all(backend), {}, special_ids(backend), {}, (), None))
+    vocabulary = Vocabulary(lambda: backend, bytes_of_all(backend), {}, special_ids(backend), {}, (), None)
+    return Tokenizer(lambda: vocabulary)
 
 
 RED, APPLE, END = 256, 257, 258

@@ -122,7 +122,7 @@ def test_each_model_keeps_a_worker() -> None:
 
 def test_workers_are_not_added_where_the_memory_of_models_is_counted() -> None:
     limited = replace(snapshot("prefill:0", "decode:0", "decode:1"), model_memory=1 << 30)
-    with pytest.raises(LaunchError, match="With --model-memory each model keeps the workers"):
+    with pytest.raises(LaunchError, match="With --model-memory no worker is added"):
         planned({"command": "scale", "counts": {"decode": 3}}, limited)
     assert steps({"command": "scale", "counts": {"decode": 1}}, limited) == [(RolloutGoal.GONE, "decode:1")]
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import kernels
 import pytest
@@ -123,11 +124,22 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
     assert len([line for line in caplog.messages if "packed anew" in line]) == 1
 
 
+def counted_sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the bytes of all memory that is summed from now on."""
+    sums: list[int] = []
+
+    def counted(memory: Any) -> list[int]:
+        sums.append(memory.size)
+        return sums_of(memory)
+
+    monkeypatch.setattr(shelf, "sums_of", counted)
+    return sums
+
+
 def test_a_file_is_summed_once_a_boot_while_nobody_writes_to_it(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums: list[int] = []
-    monkeypatch.setattr(shelf, "sums_of", lambda memory: sums.append(memory.size) or sums_of(memory))
+    sums = counted_sums(monkeypatch)
     expected = bits(Loading(model, cache).model())
     sums.clear()
     assert [bits(Loading(model, cache).model()) for _ in range(3)] == [expected] * 3 and len(sums) == 1
@@ -146,8 +158,7 @@ def test_a_file_is_summed_once_a_boot_while_nobody_writes_to_it(
 
 def test_a_file_without_a_lease_is_summed_each_time(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody may write to it at any time."""
-    sums: list[int] = []
-    monkeypatch.setattr(shelf, "sums_of", lambda memory: sums.append(memory.size) or sums_of(memory))
+    sums = counted_sums(monkeypatch)
     monkeypatch.setattr(shelf, "lease", lambda mapped: None)
     Loading(model, cache).model()
     sums.clear()
