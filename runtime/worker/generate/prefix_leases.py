@@ -168,7 +168,7 @@ class PrefixLeases:
     def tick(self, requests: Container[str], now: float) -> None:
         """End what is over."""
         self.book.expire(now)
-        for key in [key for key in self.asked if key not in requests]:
+        for key in [key for key in self.asked if key not in requests] if self.asked else ():
             _, wish = self.asked.pop(key)
             self.book.forgo(wish.id)
         self.tell(now)
