@@ -128,8 +128,9 @@ class SequenceQueues:
     def next_in_turn(self) -> Iterator[Sequence]:
         """Yield sequences without a seat in the order in which they get one: by priority, then those of the caller that
         holds the fewest seats for its weight, then by turn. Whoever takes one may give it a seat."""
-        if len(self.lines) == 1:
-            yield from list(*self.lines.values())
+        if len(self.lines) < 2:
+            for line in list(self.lines.values()):
+                yield from list(line)
             return
         lines = [iter(list(line)) for line in self.lines.values()]
         heads = [(*self.turn_of(first), place, first) for place, line in enumerate(lines) for first in [next(line)]]

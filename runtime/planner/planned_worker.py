@@ -157,6 +157,7 @@ class PlannedWorker(CoreProcess):
 
     def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel, place: PlannedPlace) -> None:
         super().__init__(world, config.name)
+        self.turn_seconds = model.profile.host.worker_turn / 1e3
         with self.inside():
             self.loop = make_worker(
                 config, self.resources(config, model, place), NoReports(), connect=self.connect(model)
@@ -216,8 +217,8 @@ class PlannedWorker(CoreProcess):
 
     def turn(self) -> float | None:
         self.loop.turn()
-        self.world.spend(self.runner.host.worker_turn / 1e3)
-        return self.world.now() + self.loop.patience
+        self.ahead += self.turn_seconds
+        return self.world.time + self.ahead + self.loop.patience
 
 
 def incarnations_of(processes: Iterable[WorldProcess]) -> set[str]:

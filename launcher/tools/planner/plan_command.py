@@ -24,7 +24,21 @@ OF_BENCH = (
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
 MOST_WORKERS, MOST_CORES = 64, 1024
-WORKERS, DEVICES = click.IntRange(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
+
+
+class WorkerCount(click.IntRange):
+    """A number of workers. Devices, as `launch` takes them, are refused with the reason."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip().lstrip("-").isdecimal():
+            self.fail(
+                f"{value!r:.60} is no number of workers, each of one device like the profile's: what ranks of a worker "
+                "(0+1) exchange was not measured, so that those of several cannot be planned.", param, ctx,
+            )  # fmt: skip
+        return super().convert(value, param, ctx)
+
+
+WORKERS, DEVICES = WorkerCount(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
 
 
 @click.command(

@@ -153,7 +153,7 @@ class AdmissionControl:
         """Return the next request that has room now, with its route. It may pass those of other callers and releases
         that have none: what they wait for is not what it takes (docs/decisions/068). Who gives way passes nobody else;
         in the part that is its class's it has its turn as one that does not, here and in its worker."""
-        if not len(self.order):
+        if not self.order.entries:
             return None
         state = self.memory.now()
         if self.memory.lasts(state):

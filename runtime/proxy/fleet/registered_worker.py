@@ -98,8 +98,9 @@ class RegisteredWorker:
     seat_counts: SeatCounts = field(default_factory=SeatCounts)
     prompt_counts: SeatCounts = field(default_factory=SeatCounts)
     release: WorkerRelease = field(init=False)
-    # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
-    loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
+    # Its load by the tokens found for a prompt, and by these with what a caller may have of others, until any field is
+    # set: routing looks at all workers.
+    loads: dict[int | tuple[int, int, bool], WorkerLoad] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         # A second Hello changes the role only.
@@ -174,7 +175,12 @@ class RegisteredWorker:
         without_prompts = may_claim and share.caller not in self.prompt_counts.held
         if not claimable and not without_prompts:
             return load
-        return replace(load, claimable=claimable, without_prompts=without_prompts)
+        if load is not self.loads.get(load.found):
+            return replace(load, claimable=claimable, without_prompts=without_prompts)
+        key = load.found, claimable, without_prompts
+        if (cached_load := self.loads.get(key)) is None:
+            cached_load = self.loads[key] = replace(load, claimable=claimable, without_prompts=without_prompts)
+        return cached_load
 
     @property
     def shown_load(self) -> dict[str, int]:

@@ -293,7 +293,7 @@ class ControlServer(ServerSocket):
 
 
 def milliseconds(timeout: float) -> int:
-    return math.ceil(max(0.0, timeout) * 1000)
+    return math.ceil(timeout * 1000) if timeout > 0.0 else 0
 
 
 class Poller:

@@ -320,7 +320,8 @@ class DecodeSide:
                 )
         for peer, reason in self.transfers.connector.unreachable().items():
             self.lose_peer(peer, now, reason)
-        self.admit()
+        if self.waiting:
+            self.admit()
 
     def lose_peer(self, peer: str, now: float, reason: str) -> None:
         """Handle the end of a prefill worker."""

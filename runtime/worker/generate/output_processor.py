@@ -46,7 +46,7 @@ class OutputProcessor:
     def frame_of(self, output: Output, now: float) -> Tokens | None:
         """Return the message to the proxy about accepted tokens. The prefill side is told of choices that ended
         there."""
-        request = self.requests.get(output.sequence.id)
+        request = self.requests.request.get(output.sequence.id)
         if request is None:
             self.engine_counters.drop()
             return None
@@ -74,6 +74,6 @@ class OutputProcessor:
     def conclude(self, output: Output) -> None:
         """End a request once all its choices ended; each of them was delivered. The prefill side ends its own
         requests."""
-        request = self.requests.get(output.sequence.id)
+        request = self.requests.request.get(output.sequence.id)
         if request is not None and request.key not in self.engine.sequences and not request.hands_over:
             self.requests.end(request.key)

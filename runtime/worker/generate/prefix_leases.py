@@ -171,7 +171,7 @@ class PrefixLeases:
         """End what is over, and what is lost."""
         self.book.expire(now)
         self.book.settle(now)
-        for key in [key for key in self.asked if key not in requests]:
+        for key in [key for key in self.asked if key not in requests] if self.asked else ():
             _, wish = self.asked.pop(key)
             self.book.forgo(wish.id)
         self.tell(now)

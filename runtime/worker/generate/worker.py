@@ -209,14 +209,14 @@ class Worker(Workload):
         engine, are_due = self.machine.engine, self.machine.rounds.are_due
         if engine.has_work and engine.sequences:
             # In nearly every turn under load.
-            return Outlook(True, False, STALL_PAUSE if self.machine.scheduler.stalled else 0.0, is_awaited=are_due)
+            return Outlook(True, False, STALL_PAUSE if engine.scheduler.stalled else 0.0, is_awaited=are_due)
         owed = bool(self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs)
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
         ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
         if engine.has_work:
-            patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
+            patience = STALL_PAUSE if engine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
         return Outlook(engine.has_work, is_idle, patience, is_awaited=are_due)
@@ -231,8 +231,9 @@ class Worker(Workload):
         self.leases.tell(ended)
         self.processor.process(outputs, ended)
         # Before blocks are recorded: a next attempt may find them.
-        begun = [one for sequence in self.machine.engine.begun if (one := self.requests.get(sequence.id))]
-        self.requests.tell_progress(self.prompts.begun(begun))
+        if self.machine.engine.begun:
+            begun = [one for sequence in self.machine.engine.begun if (one := self.requests.get(sequence.id))]
+            self.requests.tell_progress(self.prompts.begun(begun))
         self.idle_work.after_step(now, ended)
         self.settle(ended)
 

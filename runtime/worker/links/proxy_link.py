@@ -142,13 +142,13 @@ class ProxyLink:
             raise IncompatiblePeer(f"the proxy refused this worker: {message.reason}")
         if isinstance(message, Welcome):
             gone = self.proxy if self.proxy != message.sender else None
+            self.registration = message.sender, self.hello.registration
             if self.proxy != message.sender:
                 logger.info("registered with the proxy")
                 self.told.begin()
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
-            self.proxy, self.registration = message.sender, (message.sender, self.hello.registration)
-            self.takes_steps, self.takes_prefixes = message.steps, message.prefixes
+            self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
             self.takes_times, self.takes_leases = message.times, message.leases
             self.takes_adapters, self.takes_step_logits = message.adapters, message.step_logits
             # A proxy of an earlier version does not confirm the role.

@@ -142,7 +142,8 @@ class ProxyLinks:
     def __init__(self, links: Sequence[ProxyLink], sockets: Sequence[WorkerSocket] = ()) -> None:
         self.links, self.sockets = tuple(links), tuple(sockets)
         self.only = self.links[0] if len(self.links) == 1 else None
-        self.reachable = [ProxyReachability(socket.connection, socket.endpoint) for socket in self.sockets]
+        reachable = [ProxyReachability(socket.connection, socket.endpoint) for socket in self.sockets]
+        self.elsewhere = [one for one in reachable if one.is_elsewhere]
         self.times = TimesReporter(self.of)
         self.first_at: float | None = None
         for link in self.links if self.only is None else ():
@@ -166,6 +167,8 @@ class ProxyLinks:
 
     @property
     def congested(self) -> bool:
+        if (only := self.only) is not None:
+            return bool(only.outbox) and only.proxy is not None
         # Of a list, and without a property's call: it is asked several times in each turn.
         return bool([link for link in self.links if link.outbox and link.proxy is not None])
 
@@ -222,12 +225,15 @@ class ProxyLinks:
     def look(self, now: float) -> str | None:
         """Return why a proxy cannot be reached, if that is news and no proxy is known. Raise PontilError as
         ProxyReachability does."""
-        news = [one.told for one in self.reachable if one.look(now)]
+        if not self.elsewhere:
+            return None
+        news = [one.told for one in self.elsewhere if one.look(now)]
         return news[0] if news and self.proxy is None else None
 
     def tick(self, load: Callable[[ProxyLink], HeartbeatLoad], now: float) -> list[str]:
         """Send what is due. Return the proxies that have been silent for too long, or are given up."""
-        self.times.flush()
+        if self.times.waiting:
+            self.times.flush()
         gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
         return [proxy for proxy in gone if proxy is not None]
 

@@ -102,7 +102,7 @@ class WorkerRequest:
     @property
     def is_kept(self) -> bool:
         """Return whether its prompt is computed, and there was room to keep it."""
-        return self.is_held and self.hands_over and self.sequence.finish in KEPT_ENDS
+        return self.submit.phase == HOLD and self.hands_over and self.sequence.finish in KEPT_ENDS
 
     @property
     def claims(self) -> bool:

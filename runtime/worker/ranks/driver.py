@@ -172,6 +172,8 @@ class Driver:
     def flush(self) -> None:
         """Send the orders that wait, if there are any. Followers on other hosts get an empty plan after a while
         without one: nothing else tells that they are gone."""
+        if self.socket is None:
+            return
         is_quiet = self.config.spans_hosts and time.monotonic() - self.sent_at >= LOOK
         if self.orders.waiting or is_quiet:
             self.send_plan()

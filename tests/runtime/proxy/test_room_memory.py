@@ -35,7 +35,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[EngineSite], list[Any]]:
     def watch(site: EngineSite) -> list[Any]:
         found: list[Any] = []
         real = site.dispatcher.room_for
-        monkeypatch.setattr(site.dispatcher, "room_for", lambda *given: found.append(given) or real(*given))
+
+        def room_for(*given: Any) -> Any:
+            found.append(given)
+            return real(*given)
+
+        monkeypatch.setattr(site.dispatcher, "room_for", room_for)
         return found
 
     return watch

@@ -157,6 +157,7 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--mixed", "1", "--model", "other"), "is of small, and not of other"),
         ((), "name workers by --prefill and --decode or --mixed, or have them searched by --devices"),
         (("--mixed", "1", "--devices", "2"), "name workers by"),
+        (("--prefill", "1", "--decode", "0+1"), "ranks of a worker (0+1)"),
         (("--prefill", "1"), "--prefill and --decode go together"),
         (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
         (("--prefill", "1", "--decode", "1", "--balance", "auto", "--disagg", "never"), "--balance auto moves workers"),
