@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of a role change: a state machine that is told what the load needs, about once a second.
 
-A change pays if the split behind it has less pressure, even if the needs are wrong by their error to its disadvantage.
+A change pays if the split behind it has less pressure, even if the needs are wrong by their error to its disadvantage,
+and if no fewer requests are predicted to keep their limits there.
 What it would gain is added up over time, less a margin, and the change is due when that is enough: soon where one role
 has far too much to do, late where little is gained, and never where it comes and goes (Page's cumulative sum test).
 
@@ -20,6 +21,8 @@ from pontil.runtime.proxy.balance.needs import Needs
 CALM = 0.6
 # The part by which each role's needs may be wrong.
 ERROR = 0.15
+# Shares of requests that differ by no more are alike.
+ALIKE = 0.02
 # The gain, as a part of the pressure, that a change has to exceed, and the seconds of a whole gain beyond it.
 MARGIN, ENOUGH = 0.08, 1.0
 # Seconds in which changes that went back are forgotten.
@@ -32,11 +35,13 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def gain(role: str, needs: Needs, prefill: int, decode: int) -> float:
-    """Return what one worker more for a role gains surely, as a part of the pressure; -1 where the other role would
-    lose its last worker."""
+    """Return what one worker more for a role gains surely, as a part of the pressure; nothing where fewer requests
+    would keep their limits, and -1 where the other role would lose its last worker."""
     more, split = (1, (prefill + 1, decode - 1)) if role == PREFILL else (-1, (prefill - 1, decode + 1))
     if min(split) < 1:
         return -1.0
+    if needs.kept(*split) < needs.kept(prefill, decode) - ALIKE:
+        return 0.0
     least = needs.times(1 - more * ERROR, 1 + more * ERROR)
     return 1.0 - max(CALM, least.pressure(*split)) / max(CALM, least.pressure(prefill, decode))
 

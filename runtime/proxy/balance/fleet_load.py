@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load of the workers that generate, looked at once a second: what is asked of them, and what steps cost them."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import exp, inf
 
 from pontil.runtime.proxy.balance.balancer import DECODE, PREFILL
 from pontil.runtime.proxy.balance.fitted_costs import DecayingRate, FittedCosts
-from pontil.runtime.proxy.balance.needs import CAREFUL, FULL, Needs, TimeLimits
+from pontil.runtime.proxy.balance.goodput import FULL, AskedRequest, GoodputModel, RequestMix, StepLine
+from pontil.runtime.proxy.balance.needs import CAREFUL, Needs, TimeLimits
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
+from pontil.runtime.proxy.routing.policy import PULLED
 
 # Seconds over which what is asked is averaged, and in which what waits is to be done.
 MEMORY, CATCH_UP = 6.0, 5.0
@@ -16,10 +20,13 @@ MEMORY, CATCH_UP = 6.0, 5.0
 LASTING = 10.0
 # Seconds from one look to the next.
 LOOK = 1.0
+# Requests of late that are told apart.
+SAMPLES = 16
 # The tokens that an answer is expected to have before any has ended.
 EXPECTED = 128.0
 MICROSECOND = 1e-6
 MIXED = "mixed"
+NO_LIMITS = TimeLimits()
 
 
 def rate() -> DecayingRate:
@@ -33,7 +40,8 @@ def lasting_rate() -> DecayingRate:
 @dataclass(slots=True)
 class AskedWork:
     """The work of requests as they are sent to workers: their prompts' tokens, those of them that no worker had
-    cached, and the tokens that their answers are `expected` to have, of each choice."""
+    cached, and the tokens that their answers are `expected` to have, of each choice. The `recent` ones are kept: when
+    they were sent, tokens to compute, and tokens of an answer."""
 
     requests: DecayingRate = field(default_factory=rate)
     prompts: DecayingRate = field(default_factory=rate)
@@ -41,6 +49,11 @@ class AskedWork:
     answers: DecayingRate = field(default_factory=rate)
     lasting_answers: DecayingRate = field(default_factory=lasting_rate)
     expected: float = EXPECTED
+    recent: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    def samples(self, now: float) -> list[AskedRequest]:
+        """Return recent requests, the newest of most weight, as rates have it."""
+        return [AskedRequest(exp((at - now) / MEMORY), prompt, answer) for at, prompt, answer in self.recent]
 
     def add(self, now: float, prompt: int, uncached: int, choices: int, most: int) -> None:
         """Add a request with so many choices of at `most` so many tokens."""
@@ -50,6 +63,7 @@ class AskedWork:
         tokens = choices * min(float(most), self.expected)
         self.answers.add(now, tokens)
         self.lasting_answers.add(now, tokens)
+        self.recent.append((now, uncached, min(float(most), self.expected)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +172,48 @@ class FleetLoad:
         waiting = proxies * missing * queued.tokens + sum(one.uncomputed + one.others.uncomputed for one in workers)
         # One prompt in each worker is being computed.
         waiting = max(0.0, waiting - prompt * sum(one.role != DECODE for one in workers))
-        answers = proxies * asked.answers.per_second(now)
+        more = 0.0
         # Requests that give way take what is left, and need nobody.
         if not any(one.seat_counts.lent for one in workers):
             # More than was asked for here: for other routers, and in answers that are longer than expected. What is
             # drawn now was asked for a while ago, and tells nothing of the prompts of now.
-            answers += max(0.0, self.served.per_second(now) - proxies * asked.lasting_answers.per_second(now))
+            more = max(0.0, self.served.per_second(now) - proxies * asked.lasting_answers.per_second(now))
         # An answer is made up for in no less time than it takes. Rows that run stay where they are, however many.
-        answers += proxies * queued.choices * asked.expected / max(CATCH_UP, asked.expected * step)
+        waiting_answers = proxies * queued.choices * asked.expected / max(CATCH_UP, asked.expected * step)
         within = max(CATCH_UP, self.limits.first_token or 0.0)
+        work = (proxies * uncached + waiting / within) * prompt_token
+        tokens = proxies * asked.answers.per_second(now) + waiting_answers
         return Needs(
-            (proxies * uncached + waiting / within) * prompt_token,
-            answers * step / rows,
+            work,
+            (tokens + more) * step / rows,
             prompt * prompt_token,
             self.limits.first_token,
             max(0.0, 1.0 - self.costs.line[0] / step) if self.helpers else 0.0,
+            self.model(workers, work, tokens, prompt_token) if self.limits != NO_LIMITS else None,
+        )
+
+    def model(
+        self, workers: Sequence[RegisteredWorker], work: float, tokens: float, prompt_token: float
+    ) -> GoodputModel | None:
+        """Return the model of prompts that are so much work for workers, and answers of so many tokens a second; None
+        while nothing was asked lately."""
+        mix = RequestMix(self.asked.samples(self.looked or 0.0))
+        if not mix.answer:
+            return None
+        decoding = [one for one in workers if one.role != PREFILL] or workers
+        step_tokens = min(worker.hello.max_num_batched_tokens for worker in workers)
+        # A prompt goes to a decode worker where prefill workers have so much more to do than that one.
+        ahead = mix.prompt * (1.0 - PULLED) + step_tokens
+        places = 1.0 + ahead / mix.prompt if self.helpers and mix.prompt else None
+        return GoodputModel(
+            mix,
+            work,
+            tokens * mix.behind / mix.answer,
+            prompt_token,
+            StepLine(*self.costs.line, room(decoding, sum(one.taken + one.others.taken for one in decoding))),
+            self.limits.first_token or inf,
+            self.limits.per_token or inf,
+            places,
         )
 
     def expected(self, queued: QueuedWork, proxies: int, now: float) -> float:
@@ -188,11 +229,7 @@ class FleetLoad:
     def most_rows(self, workers: Sequence[RegisteredWorker]) -> float:
         """Return the rows that a worker may decode at once: those with a seat and KV blocks, which keep the limit."""
         decoding = [one for one in workers if one.role != PREFILL] or workers
-        running, capacity = sum(map(rows_of, decoding)), sum(one.capacity for one in decoding)
-        used = capacity - sum(min(one.free_blocks, one.capacity) for one in decoding)
-        most = FULL * min(one.seats for one in decoding)
-        if running and used > 0:
-            most = min(most, FULL * capacity * running / used / len(decoding))
+        most = FULL * room(decoding, sum(map(rows_of, decoding)))
         limit = self.limits.per_token
         return max(1.0, most if limit is None else self.costs.most_rows(CAREFUL * limit, most))
 
@@ -210,6 +247,13 @@ class FleetLoad:
         if not (counts[PREFILL] and counts[DECODE]):
             return {role: needs.wanted_mixed for role, count in counts.items() if count}
         return {PREFILL: needs.wanted_prefill, DECODE: needs.wanted_decode}
+
+
+def room(workers: Sequence[RegisteredWorker], holders: int) -> float:
+    """Return the sequences for which each worker has a seat and KV blocks, as so many now hold those that are used."""
+    seats, capacity = float(min(one.seats for one in workers)), sum(one.capacity for one in workers)
+    used = capacity - sum(min(one.free_blocks, one.capacity) for one in workers)
+    return min(seats, capacity * holders / used / len(workers)) if holders and used > 0 else seats
 
 
 def rows_of(worker: RegisteredWorker) -> int:

@@ -8,8 +8,8 @@ longer and longer, or miss their limits.
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
 
-# The part of its time that a worker may compute prompts, and of its seats that may be taken, where no limit says less.
-FULL = 0.85
+from pontil.runtime.proxy.balance.goodput import FULL, GoodputModel
+
 # A limit is kept by those for which it holds at this part of it.
 CAREFUL = 0.85
 # The part of the waits that are longer than this many times the mean is 1 %: they are about exponential.
@@ -35,18 +35,23 @@ class TimeLimits:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The work that is asked for: `prompts` and `answers` in workers that do nothing else, the seconds of one `prompt`
-    on average, and the limit to the `first_token`. Decode workers may compute
-    prompts `beside` their rows, for this part of their time."""
+    on average, and the limit to the `first_token`. Decode workers may compute prompts `beside` their rows, for this
+    part of their time. Where there are limits a `model` predicts how many requests keep them."""
 
     prompts: float
     answers: float
     prompt: float = 0.0
     first_token: float | None = None
     beside: float = 0.0
+    model: GoodputModel | None = None
 
     def times(self, prompts: float, answers: float) -> "Needs":
         """Return those of so many times the work."""
         return replace(self, prompts=prompts * self.prompts, answers=answers * self.answers)
+
+    def kept(self, prefill: int, decode: int) -> float:
+        """Return the share of requests that would keep their limits on a split; 1 where that is not known."""
+        return 1.0 if self.model is None else self.model.share(prefill, decode)
 
     def prompt_share(self, workers: int) -> float:
         """Return the part of their time that so many workers may compute prompts for the longest waits to keep the

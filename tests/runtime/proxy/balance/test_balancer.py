@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of role changes: bounded and without oscillation whatever it is told, and the best split in the end."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.runtime.proxy.balance.balancer import CALM, ENOUGH, ERROR, MARGIN, PAUSE, REVERSAL, RoleBalancer, gain
-from pontil.runtime.proxy.balance.needs import FULL, Needs
+from pontil.runtime.proxy.balance.balancer import (
+    ALIKE,
+    CALM,
+    ENOUGH,
+    ERROR,
+    MARGIN,
+    PAUSE,
+    REVERSAL,
+    RoleBalancer,
+    gain,
+)
+from pontil.runtime.proxy.balance.goodput import FULL, AskedRequest, GoodputModel, RequestMix, StepLine
+from pontil.runtime.proxy.balance.needs import Needs
 
 SPLITS = st.tuples(st.integers(1, 8), st.integers(1, 8))
 AMOUNTS = st.floats(0.0, 20.0)
@@ -17,12 +31,29 @@ LOOKS = st.lists(st.tuples(st.floats(0.0, 30.0), AMOUNTS, AMOUNTS), max_size=60)
 NOISE = st.lists(st.tuples(st.floats(0.95, 1.05), st.floats(0.95, 1.05)), min_size=120, max_size=120)
 
 
+@st.composite
+def limited(draw: st.DrawFn) -> Needs:
+    """Return needs with limits, of any costs and lengths."""
+    amount, seconds = partial(st.floats, 0.0), st.sampled_from([0.02, 0.15, 1.0, 8.0, inf])
+    asked = st.builds(AskedRequest, st.floats(0.1, 1.0), st.integers(0, 2048), st.integers(1, 512))
+    mix, token = RequestMix(draw(st.lists(asked, min_size=1, max_size=4))), draw(st.floats(1e-4, 1e-2))
+    line = StepLine(draw(st.floats(1e-3, 0.2)), draw(amount(0.01)), draw(st.floats(1.0, 64.0)))
+    places = draw(st.none() | st.floats(1.0, 20.0))
+    work, tokens = draw(amount(10.0)), draw(amount(500.0))
+    model = GoodputModel(mix, work, tokens, token, line, draw(seconds), draw(seconds), places)
+    return Needs(work, draw(AMOUNTS), token * mix.prompt, model=model)
+
+
 def changes(split: tuple[int, int], looks: list[tuple[float, float, float]]) -> list[tuple[float, str]]:
     """Return the changes, with their times, of a site that carries each out at once."""
+    return followed(split, [(seconds, Needs(prompts, answers)) for seconds, prompts, answers in looks])
+
+
+def followed(split: tuple[int, int], looks: list[tuple[float, Needs]]) -> list[tuple[float, str]]:
     balancer, now, (prefill, decode), made = RoleBalancer(), 0.0, split, []
-    for seconds, prompts, answers in looks:
+    for seconds, needs in looks:
         now += seconds
-        role = balancer.decide(now, Needs(prompts, answers), prefill, decode)
+        role = balancer.decide(now, needs, prefill, decode)
         if role is not None:
             step = 1 if role == "prefill" else -1
             prefill, decode = prefill + step, decode - step
@@ -48,6 +79,41 @@ def test_a_load_that_stays_the_same_is_not_followed_back(
     """No oscillation: however what is measured trembles, workers change in one direction only."""
     looks = [(1.0, prompts * more, answers * less) for more, less in noise]
     assert len({role for _, role in changes(split, looks)}) <= 1
+
+
+@given(SPLITS, st.lists(st.tuples(st.floats(0.0, 30.0), limited()), max_size=30))
+def test_changes_are_bounded_with_limits_too(split: tuple[int, int], looks: list[tuple[float, Needs]]) -> None:
+    for (before, first), (after, second) in pairwise(followed(split, looks)):
+        assert after - before >= (PAUSE if first == second else REVERSAL)
+
+
+@given(SPLITS, limited(), NOISE)
+def test_limits_and_a_load_that_stays_the_same_have_one_direction(
+    split: tuple[int, int], needs: Needs, noise: list[tuple[float, float]]
+) -> None:
+    """No oscillation, with limits too."""
+    assert len({role for _, role in followed(split, [(1.0, needs.times(*one)) for one in noise[:60]])}) <= 1
+
+
+@given(SPLITS, limited())
+def test_no_change_loses_requests(split: tuple[int, int], needs: Needs) -> None:
+    """A split with less pressure is not taken where fewer requests are predicted to keep their limits."""
+    (prefill, decode), before = split, needs.kept(*split)
+    for _, role in followed(split, [(1.0, needs)] * 60):
+        step = 1 if role == "prefill" else -1
+        prefill, decode = prefill + step, decode - step
+        assert needs.kept(prefill, decode) >= before - ALIKE
+        before = needs.kept(prefill, decode)
+
+
+def test_pressure_alone_is_not_followed_where_limits_would_be_missed() -> None:
+    """Prompts ask for a third worker, and the one that would be left to decode keeps no limit."""
+    line = StepLine(0.1, 0.004, 32.0)
+    mix = RequestMix([AskedRequest(1.0, 256, 16)])
+    missed = GoodputModel(mix, 1.9, 110.0, 0.002, line, 8.0, 0.15, 2.9)
+    needs = Needs(2.4, 0.7)
+    assert gain("prefill", needs, 2, 2) > MARGIN and followed((2, 2), [(1.0, needs)] * 60)
+    assert followed((2, 2), [(1.0, replace(needs, model=missed))] * 60) == []
 
 
 @given(SPLITS, AMOUNTS, AMOUNTS)

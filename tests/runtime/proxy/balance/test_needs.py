@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.proxy.balance.fitted_costs import DecayingRate, FittedCosts
-from pontil.runtime.proxy.balance.needs import FULL, Needs, TimeLimits
+from pontil.runtime.proxy.balance.goodput import FULL
+from pontil.runtime.proxy.balance.needs import Needs, TimeLimits
 
 
 def test_costs_are_those_of_the_steps_that_were_seen() -> None:
