@@ -157,7 +157,6 @@ class PlannedWorker(CoreProcess):
 
     def __init__(self, world: VirtualWorld, config: WorkerConfig, model: PlannedModel, place: PlannedPlace) -> None:
         super().__init__(world, config.name)
-        self.turn_seconds = model.profile.host.worker_turn / 1e3
         with self.inside():
             self.loop = make_worker(
                 config, self.resources(config, model, place), NoReports(), connect=self.connect(model)
@@ -217,7 +216,7 @@ class PlannedWorker(CoreProcess):
 
     def turn(self) -> float | None:
         self.loop.turn()
-        self.ahead += self.turn_seconds
+        self.ahead += self.runner.host.worker_turn / 1e3
         return self.world.time + self.ahead + self.loop.patience
 
 
