@@ -11,7 +11,7 @@ from sanic.response import json as json_response
 from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.service_tier import class_usage, told_class
 from pontil.http.intake.body import GENERATION_ERRORS, understood
-from pontil.http.openai.chat.prompt_reader import TextLimit, token_budget
+from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
 from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.prefixes.request import EXTENSION, PREFIX, PrefixWanted, read_extension, read_prefix
 from pontil.http.prefixes.schema import PREFIX as PREFIX_SCHEMA
@@ -79,19 +79,20 @@ class PrefixRoutes:
         """Compute a prompt if need be, and keep it. It is granted or refused at once, with figures."""
         check_no_receipt(request, "a lease on a prefix")
         wanted = await self.generation.read(request, read_prefix)
-        preparation = self.generation.preparation
-        adapter = self.generation.model.check(wanted.model)
+        chosen = self.generation.chosen(request)
+        model = chosen.model
+        adapter = model.check(wanted.model)
         ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         ticket = replace(ticket, adapter=adapter)
         self.proxy.admissions.check_limits(ticket)
-        snapshot = await preparation.snapshot(ticket)
-        ids = await self.prompt_ids(wanted, TextLimit(snapshot.known_context))
+        snapshot = await chosen.preparation.snapshot(ticket)
+        ids = await self.prompt_ids(chosen.prompts, wanted, TextLimit(snapshot.known_context))
         name = "prompt" if wanted.chat is None else "messages"
         token_budget(len(ids), None, 0, snapshot.context_length, (name, "max_tokens"))
-        self.leases.quota.check(ticket.caller, len(ids), self.proxy.clock())
+        self.leases.quota.check(model.key, ticket.caller, len(ids), self.proxy.clock())
         understood(request)
-        wish = self.leases.wish(ticket.caller, wanted.seconds, len(ids), must=True)
-        work = Generation(ids, NOTHING_DRAWN, wish=wish)
+        wish = self.leases.wish(model.key, ticket.caller, wanted.seconds, len(ids), must=True)
+        work = Generation(ids, NOTHING_DRAWN, wish=wish, further=model.key)
         stream = self.proxy.submit(ticket, work, snapshot=snapshot)
         view = None
         try:
@@ -110,8 +111,8 @@ class PrefixRoutes:
         of_class = class_usage(*told_class(ticket, self.proxy.config.fair_by))
         return json_response(self.shown(view) | {"usage": usage_object(stream.final_usage) | of_class})
 
-    async def prompt_ids(self, wanted: PrefixWanted, limit: TextLimit) -> list[int]:
-        prompts, special = self.generation.prompts, wanted.handling.add_special_tokens
+    async def prompt_ids(self, prompts: PromptReader, wanted: PrefixWanted, limit: TextLimit) -> list[int]:
+        special = wanted.handling.add_special_tokens
         if wanted.chat is not None:
             return (await prompts.chat(wanted.chat, limit, special)).ids
         if isinstance(wanted.prompt, str):
@@ -149,7 +150,7 @@ class PrefixRoutes:
         return {
             "id": view.id,
             "object": "prefix",
-            "model": self.generation.model.name,
+            "model": self.leases.model_of(view),
             "state": "moving" if self.leases.is_moving(view) else term.state,
             "reason": term.reason,
             "tokens": view.tokens,

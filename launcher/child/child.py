@@ -112,6 +112,7 @@ class Child:
         state = self.drain_state.value if idle else self.state.value
         row = {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
         row |= {} if plan.further_model is None else {"model": plan.further_model}
+        row |= {"goes_to_sleep": True} if self.sleeps else {}
         return row | ({"ranks": rank_rows(self)} if plan.followers else {})
 
     @property

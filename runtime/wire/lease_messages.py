@@ -7,6 +7,8 @@ from dataclasses import dataclass
 EXTEND, RELEASE, RESUME, REFUND, LET_GO = "extend", "release", "resume", "refund", "let_go"
 # The reason of a worker that was told to let go: another one has the lease, and says so itself.
 MOVED = "another worker has it"
+# The reason of one whose lease no other worker took.
+DRAINS = "its worker drains, and no other one took it"
 # The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.
 REFUSED = "refused"
 

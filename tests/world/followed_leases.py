@@ -21,7 +21,7 @@ from virtual_time import SeededWorld
 
 from pontil.runtime.cache.leases.lease import REFUNDED, RELEASED
 from pontil.runtime.proxy.routing.policy import AHEAD_STEPS
-from pontil.runtime.worker.generate.prefix_leases import DRAINS
+from pontil.runtime.wire.lease_messages import DRAINS
 
 if TYPE_CHECKING:
     from engine_process import EngineProcess

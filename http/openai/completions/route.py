@@ -130,11 +130,9 @@ class Preparation:
         work.parts = prompt.parts
         if (kept := chat_request.kept) is not None:
             tokens = await self.kept_tokens(chat_request, kept, work.prompt, limit)
-            work.wish = self.proxy.leases.wish(ticket.caller, kept.seconds, tokens, must=False)
+            work.wish = self.proxy.leases.wish(self.model.key, ticket.caller, kept.seconds, tokens, must=False)
             if remote is not None or self.proxy.config.graph is not None:
                 work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
-            elif self.model.key is not None:
-                work.wish.refuse("prefixes of the first model alone are leased")
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def kept_tokens(

@@ -52,9 +52,10 @@ class LoadWatch:
         """Return how many workers of each role the load needs."""
         return self.load.wanted()
 
-    def token_seconds(self) -> float | None:
-        """Return the seconds in which a worker computes a prompt token; None while that is not known."""
-        return self.load.prompt_token(self.load.group.available)
+    def token_seconds(self, group: str | None) -> float | None:
+        """Return the seconds in which a worker of a group computes a prompt token; None while that is not known, and
+        of groups that are not watched."""
+        return self.load.prompt_token(self.load.group.available) if group == self.load.group.key else None
 
     @property
     def errors(self) -> Mapping[str, float]:

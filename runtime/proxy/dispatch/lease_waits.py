@@ -14,18 +14,18 @@ WAITED_SHARE = 0.5
 class LeaseWaits:
     """The decision whether a request, for which there is a worker now, waits for the lease on the beginning of its
     prompt, which no worker has that serves: it drains, or died, and another process is to have what it held. It waits
-    no longer than computing those tokens takes, by `token_seconds` for each: so it is never served later than twice as
-    late as without, however long the lease takes (ski rental). All its waits together count."""
+    no longer than computing those tokens takes, by the `token_seconds` of its group: so it is never served later than
+    twice as late as without, however long the lease takes (ski rental). All its waits together count."""
 
     def __init__(self, config: ProxyConfig, lookup: PrefixLookup, clock: Callable[[], float]) -> None:
         self.config, self.lookup, self.clock = config, lookup, clock
         # While that is not known nobody waits.
-        self.token_seconds: Callable[[], float | None] = lambda: None
+        self.token_seconds: Callable[[str | None], float | None] = lambda group: None
 
     def awaits_lease(self, request: Request) -> bool:
         """Return whether a request waits now, and note since when."""
         coming = self.lookup.coming(request)
-        seconds = self.token_seconds() if coming else None
+        seconds = self.token_seconds(request.work.group) if coming else None
         now, attempts = self.clock(), request.attempts
         if seconds is None or request.work.joint is not None or not self.has_time(request, now):
             return False

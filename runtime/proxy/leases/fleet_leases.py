@@ -26,7 +26,7 @@ from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
@@ -36,11 +36,12 @@ REMEMBERED = 4096
 ASKED, BESIDE = "prefix", "cache"
 # The device whose memory may outlive a worker: nobody waits for what a GPU had.
 HOST_DEVICE = "cpu"
-LEFT, DIED, GONE, NOT_FOUND = (
+LEFT, DIED, GONE, NOT_FOUND, SLEEPS = (
     "its worker left for good",
     "its worker ended, and no other process came in its place",
     "its worker does not hold it any more",
     "its worker ended, and its successor did not find all of it",
+    "its model was put to sleep, as another one was asked for",
 )
 
 
@@ -61,8 +62,8 @@ class FleetLeases:
         self.books, self.clock, self.send = books, clock, send
         self.views: dict[str, LeaseView] = {}
         self.over: dict[str, LeaseView] = {}
-        # Held ones, by owner and the key of the last block.
-        self.ends: dict[tuple[str, int], LeaseView] = {}
+        # Held ones, by group, owner and the key of the last block: equal ids have equal keys in every model.
+        self.ends: dict[tuple[str | None, str, int], LeaseView] = {}
         self.wishes: dict[str, LeaseWish] = {}
         # Leases that nobody was told of, should a worker grant them: their requests ended before.
         self.unwanted: dict[str, None] = {}
@@ -70,11 +71,11 @@ class FleetLeases:
         # When leases that this proxy has not heard of are lost; None: they were written off.
         self.settles_at: float | None = clock() + config.failover_timeout
 
-    def wish(self, owner: str, seconds: int, tokens: int, *, must: bool) -> LeaseWish:
-        """Return a wish for a lease, for a request that will be submitted."""
+    def wish(self, group: str | None, owner: str, seconds: int, tokens: int, *, must: bool) -> LeaseWish:
+        """Return a wish for a lease, for a request to this group that will be submitted."""
         name = f"{ASKED if must else BESIDE}-{secrets.token_hex(12)}"
         has_room = partial(self.quota.has_room, tokens)
-        return LeaseWish(name, owner, seconds, tokens, must, self.wishes, has_room)
+        return LeaseWish(name, group, owner, seconds, tokens, must, self.wishes, has_room)
 
     def settle(self, wish: LeaseWish, prefix: PromptPrefix | None) -> None:
         """Extend the lease of this key that there is on the same beginning, so that a repeated turn makes no second
@@ -85,13 +86,14 @@ class FleetLeases:
         if prefix is not None:
             blocks = wish.tokens // prefix.block_size
             keys = tuple(prefix.keys[:blocks])
-        found = [view for key in keys if (view := self.ends.get((wish.owner, key))) is not None and now < view.term.end]
+        ends = [self.ends.get((wish.group, wish.owner, key)) for key in keys]
+        found = [view for view in ends if view is not None and now < view.term.end]
         try:
             if found and len(keys) == blocks and found[-1].last_key == keys[-1]:
                 self.extend(found[-1], wish.seconds)
                 wish.renew(found[-1].id, found[-1].term.size)
             else:
-                self.quota.check_room(wish.owner, wish.tokens, now)
+                self.quota.check_room(wish.group, wish.owner, wish.tokens, now)
                 wish.covers = tuple(view.id for view in found if view.id.startswith(BESIDE))
         except RequestError as error:
             wish.refuse(str(error))
@@ -188,7 +190,9 @@ class FleetLeases:
         if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
             view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
-            self.close(view, message.state, view.term.began + message.age, message.reason)
+            # A worker that drains is not told why.
+            sleeps = message.reason == DRAINS and self.registry.processes.sleeps(worker.hello)
+            self.close(view, message.state, view.term.began + message.age, SLEEPS if sleeps else message.reason)
 
     def take_held(self, message: LeaseState, worker: RegisteredWorker) -> None:
         """Take note of a lease that a worker holds: a new one, one that it holds again, or one that changed."""
@@ -241,8 +245,9 @@ class FleetLeases:
             time.time() - message.age,
             message.keys,
             moves=message.moves,
+            group=worker.group,
         )
-        self.ends.setdefault((view.owner, view.last_key), view)
+        self.ends.setdefault((view.group, view.owner, view.last_key), view)
         return view
 
     def on_told(self, message: LeasesTold) -> None:
@@ -254,7 +259,8 @@ class FleetLeases:
     def came(self, message: Hello) -> None:
         """Have a worker that has registered keep the leases again that were lost with an earlier process of its name.
         It hears of them before any request, which might take their blocks."""
-        for view in [view for view in self.views.values() if view.is_lost and view.worker_name == message.name]:
+        came = self.registry.group_at(message.sender), message.name
+        for view in [one for one in self.views.values() if one.is_lost and (one.group, one.worker_name) == came]:
             self.resume(view, message.sender, view.moves)
 
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
@@ -273,7 +279,7 @@ class FleetLeases:
 
     def moving(self, worker: RegisteredWorker) -> MovingPrefixes:
         """Return what routing knows of leases that this worker had, and the next one of its release is to have."""
-        return self.registry.generating.moving[worker.release]
+        return self.registry.of(worker.group).moving[worker.release]
 
     def lost(self, worker: RegisteredWorker) -> None:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
@@ -302,8 +308,9 @@ class FleetLeases:
         view.term.close(state, self.clock() if at is None else at, reason)
         view.pin(None)
         del self.views[view.id]
-        if self.ends.get((view.owner, view.last_key)) is view:
-            del self.ends[view.owner, view.last_key]
+        end = view.group, view.owner, view.last_key
+        if self.ends.get(end) is view:
+            del self.ends[end]
         self.over[view.id] = view
         while len(self.over) > REMEMBERED:
             del self.over[next(iter(self.over))]
@@ -313,7 +320,11 @@ class FleetLeases:
 
     def note(self, view: LeaseView) -> None:
         if view.proxy == self.incarnation:
-            self.books.note_lease(view.row(self.config.served_model_name, self.clock()))
+            self.books.note_lease(view.row(self.model_of(view), self.clock()))
+
+    def model_of(self, view: LeaseView) -> str:
+        """Return the name of a lease's model: the one that it is billed to."""
+        return view.group or self.config.served_model_name
 
     def end(self) -> None:
         """Write what is held of each lease so far. It stays open: another proxy may go on with it."""

@@ -59,7 +59,7 @@ class LeaseMoves:
 
     def tick(self) -> None:
         """Begin what is to be moved. Called when a worker begins to drain, and a few times a second."""
-        sources = {one.hello.sender: one for one in self.registry.generating.workers if one.hello.draining}
+        sources = {name: one for name, one in self.registry.workers.items() if one.hello.draining}
         if not sources:
             self.tries.clear()
             return
@@ -85,8 +85,7 @@ class LeaseMoves:
         """Have the leases of a request's caller follow its prompt, which has ended at a worker that had to compute what
         they are on: theirs had no room, or is gone. The blocks are there now, so that costs nobody anything."""
         route = request.attempts.route
-        # Leases are of the first model. Keys say nothing of a model: another one has equal ones for equal ids.
-        if not self.leases.views or route is None or request.trial or request.work.group is not None:
+        if not self.leases.views or route is None or request.trial:
             return
         worker = self.registry.workers.get(route.prefill.incarnation)
         if worker is None:
@@ -96,7 +95,7 @@ class LeaseMoves:
             return
         prefix.grow([worker.prefixes])
         for key in prefix.keys:
-            view = self.leases.ends.get((request.ticket.caller, key))
+            view = self.leases.ends.get((request.work.group, request.ticket.caller, key))
             if view is not None and route.prefill.found < view.tokens and self.may_follow(view, worker):
                 self.leases.resume(view, worker.hello.sender, view.moves + 1)
 
@@ -124,7 +123,7 @@ class LeaseMoves:
             taken[str(one.target)] += one.term.size
         rooms = {
             worker.hello.sender: room_in(worker) - taken[worker.hello.sender]
-            for worker in self.registry.generating.serving(source.release)
+            for worker in self.registry.of(view.group).serving(source.release)
             if tries[worker.hello.sender] < MOST_TRIES and view.tokens <= worker.context
         }
         fitting = [name for name, room in rooms.items() if room >= view.term.size]
@@ -144,7 +143,12 @@ class LeaseMoves:
         }
         params = SamplingParams(PULLED_TOKENS if pulls else 0, seed=0, temperature=0.0, ignore_eos=True)
         return LeasedPromptWork(
-            view.prompt.tokens, params, lease=lease, target=target, is_over=lambda: self.ended(view, target)
+            view.prompt.tokens,
+            params,
+            further=view.group,
+            lease=lease,
+            target=target,
+            is_over=lambda: self.ended(view, target),
         )
 
     def ended(self, view: LeaseView, target: str) -> None:

@@ -19,10 +19,9 @@ class LeaseQuota:
         self.registry, self.views, self.key_memory = registry, views, key_memory
         self.refusals = 0
 
-    @property
-    def workers(self) -> list[RegisteredWorker]:
-        """The workers that may hold leases."""
-        return [worker for worker in self.registry.generating.available if worker.gauges.get("lease_block_bytes")]
+    def workers(self, group: str | None) -> list[RegisteredWorker]:
+        """Return the workers of a model that may hold leases."""
+        return [worker for worker in self.registry.of(group).available if worker.gauges.get("lease_block_bytes")]
 
     @property
     def soon(self) -> float:
@@ -33,17 +32,17 @@ class LeaseQuota:
         """Return the bytes of a lease on so many tokens there."""
         return tokens // worker.hello.block_size * worker.gauges.get("lease_block_bytes", 0)
 
-    def check(self, owner: str, tokens: int, now: float) -> None:
-        """Check that there is room for a lease. Raises RequestError where there never is, TooManyRequests where there
-        is none now: that is counted among the `refusals`."""
+    def check(self, group: str | None, owner: str, tokens: int, now: float) -> None:
+        """Check that there is room for a lease in a model's workers. Raises RequestError where there never is,
+        TooManyRequests where there is none now: that is counted among the `refusals`."""
         try:
-            self.check_room(owner, tokens, now)
+            self.check_room(group, owner, tokens, now)
         except TooManyRequests:
             self.refusals += 1
             raise
 
-    def check_room(self, owner: str, tokens: int, now: float) -> None:
-        workers = self.workers
+    def check_room(self, group: str | None, owner: str, tokens: int, now: float) -> None:
+        workers = self.workers(group)
         if not workers:
             raise TooManyRequests("no worker that holds leases is ready: try again in a moment", SOON)
         size = max(self.size_of(worker, tokens) for worker in workers)

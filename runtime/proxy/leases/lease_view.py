@@ -31,9 +31,10 @@ MOST_SECONDS, MOST_NAME = 1 << 31, 512
 class LeaseView:
     """A lease of an API key, the `owner`, that the `worker` of this incarnation holds; None: it was `lost` at that time
     with the last one, of this `worker_name`, and may be found by its successor. It is billed by the `proxy`, which has
-    the `target` take it from its worker, if one is to. It came to its worker by so many `moves`. `term` is in readings
-    of this proxy's clock, `since_epoch` the time of its beginning in seconds since 1970. `keys` are those of its
-    blocks, one behind the other; routing knows of them in `pinned`. They are computed from the `prompt`."""
+    the `target` take it from its worker, if one is to. All of these workers are in the `group` of this key. It came to
+    its worker by so many `moves`. `term` is in readings of this proxy's clock, `since_epoch` the time of its beginning
+    in seconds since 1970. `keys` are those of its blocks, one behind the other; routing knows of them in `pinned`. They
+    are computed from the `prompt`."""
 
     id: str
     owner: str
@@ -48,6 +49,7 @@ class LeaseView:
     target: str | None = None
     lost: float | None = None
     moves: int = 0
+    group: str | None = None
     pinned: HeldPrefixes | None = field(default=None, repr=False)
 
     @property

@@ -12,12 +12,13 @@ HEADER, REFUSED_HEADER = "x-pontil-lease", "x-pontil-lease-refused"
 
 @dataclass(slots=True, eq=False)
 class LeaseWish:
-    """A lease of `seconds` on the first `tokens` of a prompt, for the API key `owner`. If it `must` be granted, the
-    request fails where there is no room, and is billed its prompt once it is. It is `granted` on so many bytes when a
-    worker says so; else a `reason` says why not. While its request is open, it is in `wishes`. A worker `has_room` for
-    it, by incarnation, as far as is known."""
+    """A lease of `seconds` on the first `tokens` of a prompt, in a worker of this `group`, for the API key `owner`. If
+    it `must` be granted, the request fails where there is no room, and is billed its prompt once it is. It is `granted`
+    on so many bytes when a worker says so; else a `reason` says why not. While its request is open, it is in `wishes`.
+    A worker `has_room` for it, by incarnation, as far as is known."""
 
     id: str
+    group: str | None
     owner: str
     seconds: int
     tokens: int

@@ -12,7 +12,7 @@ from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -22,7 +22,6 @@ from pontil.runtime.worker.start.assembly import WorkerResources
 
 # No lease is asked for longer: a larger number is damage.
 MOST_SECONDS = MOST_MOVES = 1 << 31
-DRAINS = "its worker drains, and no other one took it"
 # Leases that ended, kept for the next proxy.
 MOST_OWED = 4096
 

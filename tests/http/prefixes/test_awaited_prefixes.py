@@ -36,7 +36,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def holding(served: ScriptedSite, *names: str, seconds: float | None = LONG) -> tuple[LeasingWorker, ...]:
     """Return workers of these names, the one that holds a lease first. A token takes so many seconds."""
-    served.proxy.dispatcher.waits.token_seconds = lambda: seconds
+    served.proxy.dispatcher.waits.token_seconds = lambda group: seconds
     workers = [leasing_worker(served, name) for name in names]
     answer = served.ask("POST", "/v1/prefixes", {"prompt": IDS, "ttl": 600})
     assert answer.status == 200, answer.body

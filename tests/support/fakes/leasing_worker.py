@@ -12,7 +12,7 @@ from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import (
     Failed,
     LeaseOrder,
@@ -95,9 +95,11 @@ class LeasingWorker(ScriptedWorker):
         elif kept is not None and order.action == EXTEND:
             kept.state = replace(kept.state, seconds=max(kept.state.seconds, order.seconds))
             self.say(self.now(kept))
-        elif kept is not None and order.action in (RELEASE, REFUND):
+        elif kept is not None and order.action == RELEASE:
             del self.leases[order.lease_id]
-            self.say(replace(self.now(kept), state=f"{order.action}ed".replace("ee", "e"), keys=b"", prompt=b""))
+            self.say(replace(self.now(kept), state="released", keys=b"", prompt=b""))
+        elif kept is not None and order.action == REFUND:
+            self.refund(order.lease_id, DRAINS)
         elif kept is not None and order.action == LET_GO and kept.state.moves < order.moves:
             self.refund(order.lease_id, MOVED)
         self.show_room()
