@@ -143,8 +143,8 @@ class ReplyShape(ABC):
 
     @property
     def base(self) -> dict[str, Any]:
-        """The fields of the reply and of each of its chunks."""
-        return asdict(self.heading)
+        """The fields of the reply and of each of its chunks: the heading's but for the share, which usage tells."""
+        return {name: value for name, value in asdict(self.heading).items() if name != "share"}
 
     def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream; a choice's opening comes before its first."""
