@@ -184,8 +184,7 @@ def test_clauses_that_are_delivered_are_not_spoken_again(
 
 
 def test_a_task_that_comes_twice_is_computed_once(site: NodeSite) -> None:
-    site.ask("a", data=TEXT)
-    site.ask("a", data=TEXT)
+    site.ask_at_once(*[site.task("a", data=TEXT)] * 2)
     assert heard(site.finish("a")) == SPOKEN
 
 
