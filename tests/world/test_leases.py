@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = {
-    "leases-own-no-blocks": (1, "a_leased_block_is_found"),
+    "leases-own-no-blocks": (5, "a_leased_block_is_found"),
     "refunds-are-forgotten": (4, "byte_seconds_are_conserved"),
     "lease-says-more-than-it-keeps": (9, "a_leased_token_is_hit_or_refunded"),
     "lease-is-let-go-before-it-moved": (33, "byte_seconds_are_conserved"),
