@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flood a running server beside a lease and without one, by turns, while each of its workers is killed once.
 
-    python app.py launch --role mixed --mixed cpu:0,cpu:1 --kv-cache-memory 200MiB --max-model-len 4096 --restart-delay 0.1
+    python app.py launch --role mixed --mixed cpu:0,cpu:1 --kv-cache-memory 200MiB --max-model-len 4096
     python scripts/flood_lease.py --url http://localhost:8000
 
 Prints a line of JSON for each flood: requests a second, leased tokens that a request behind it found in the end, and

@@ -51,8 +51,9 @@ def install() -> None:
 
 
 def install_descriptors() -> None:
-    """Give each process its pid, and close its files when it ends: their locks are what others wait for."""
-    own, close = os.getpid(), os.close
+    """Give each process its pid, and close its files when it ends: their locks are what others wait for. Python closes
+    those that it has the descriptor of in a file object, by no call that is seen here."""
+    own, close, fdopen = os.getpid(), os.close, os.fdopen
     os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
 
     def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
@@ -61,12 +62,16 @@ def install_descriptors() -> None:
             HERE.world.current.descriptors.add(made)
         return made
 
-    def closed(descriptor: int) -> None:
+    def disowned(descriptor: int) -> int:
         for process in HERE.world.processes:
             process.descriptors.discard(descriptor)
-        close(descriptor)
+        return descriptor
 
-    replace_in_os(open=opened, close=closed)
+    replace_in_os(
+        open=opened,
+        close=lambda descriptor: close(disowned(descriptor)),
+        fdopen=lambda descriptor, *given, **named: fdopen(disowned(descriptor), *given, **named),
+    )
 
 
 def show_failures() -> None:
