@@ -9,7 +9,6 @@ what became of the lease. The workers have to be on this host, and the model's c
 """
 
 import argparse
-import http.client
 import json
 import os
 import random
@@ -20,26 +19,14 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench_contracts import asked, model_at
+
 HOUR = "1h"
-
-
-def asked(address: Any, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=600)
-    try:
-        connection.request(
-            method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
-        )
-        response = connection.getresponse()
-        data = response.read()
-        assert response.status == 200, data
-        return json.loads(data)
-    finally:
-        connection.close()
 
 
 def workers(address: Any) -> dict[str, int]:
     """Return the pids of the workers that generate, by name."""
-    processes = asked(address, "GET", "/admin/topology")["processes"]
+    processes = asked(address, "GET", "/admin/topology", None)["processes"]
     return {str(one["name"]): int(one["pid"]) for one in processes if one["role"] in ("mixed", "prefill", "decode")}
 
 
@@ -94,7 +81,7 @@ def flooded(address: Any, arguments: argparse.Namespace, seed: int, is_leased: b
     usage = asked(
         address, "POST", "/v1/completions", arguments.named | {"prompt": [*prefix, *flood.prompt(9)], "max_tokens": 1}
     )["usage"]
-    ended = asked(address, "DELETE", f"/v1/prefixes/{lease['id']}")
+    ended = asked(address, "DELETE", f"/v1/prefixes/{lease['id']}", None)
     return told | {
         "found": usage["prompt_tokens_details"]["cached_tokens"],
         "state": ended["state"],
@@ -111,7 +98,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     address = urlsplit(arguments.url)
-    arguments.named = {"model": asked(address, "GET", "/v1/models")["data"][0]["id"]}
+    arguments.named = {"model": model_at(address)}
     rates: dict[bool, list[float]] = {False: [], True: []}
     for run in range(arguments.runs):
         for is_leased in (False, True) if run % 2 == 0 else (True, False):

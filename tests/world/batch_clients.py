@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from http_reader import HttpReader
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PATH, KEY = "/v1/messages/batches", "key-of-cleo"
 PREFIX = "msgbatch_"
 
 
-class BatchClient:
+class BatchClient(AnswerTaker):
     """The client of one batch: it asks until the batch is made, and then until it has ended and its results are here.
     Its `results` are those by custom_id."""
 
@@ -75,12 +75,6 @@ class BatchClient:
             self.ask("GET", f"{PATH}/{self.name}")
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         self.look_later()

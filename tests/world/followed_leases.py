@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from http_reader import HttpReader
 from lease_clients import LOOK, MOST_LEASES, NAME, Hit, LeaseClient, completion_of, found_by, request_of
 from link_faults import SeedFault
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from site_plan import SitePlan
 from virtual_time import SeededWorld
 
@@ -49,7 +49,7 @@ SETTLED_AFTER = 2.0
 NOTICED_WITHIN = 2.0
 
 
-class PromptBehind:
+class PromptBehind(AnswerTaker):
     """One prompt of a rush."""
 
     def __init__(self, lease: "FollowedLease", own_tokens: int) -> None:
@@ -67,12 +67,6 @@ class PromptBehind:
 
     # The parts of an AnswerTaker.
 
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
-
     def disconnected(self) -> None:
         self.lease.answered_one(None)
 
@@ -81,7 +75,7 @@ class PromptBehind:
         self.lease.answered_one(hit)
 
 
-class LeaseExtension:
+class LeaseExtension(AnswerTaker):
     """A request to keep the lease for longer."""
 
     def __init__(self, lease: "FollowedLease") -> None:
@@ -95,15 +89,6 @@ class LeaseExtension:
             self.pending = connection.ask(self, request_of(NUMBER, "PATCH", self.lease.path, {"ttl": HOLDS_FOR}))
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
-
-    def disconnected(self) -> None:
-        return
 
     def answered(self, reader: HttpReader) -> None:
         if reader.status == 200:

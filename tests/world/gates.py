@@ -15,7 +15,7 @@ from hash_model import TRIED
 from http_reader import HttpReader
 from operators import ENDS_WITHIN, LOOK, SCALE, ChangeClient, Operators, planned_roles
 from receipt_clients import KEY
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
 
@@ -48,7 +48,7 @@ PLANTED, BEFORE = 0.5, 1.0
 TRIAL_SECONDS, DRAIN_TIMEOUT, KEPT_FOR = 20.0, 3.0, 2.0
 
 
-class AdminCall:
+class AdminCall(AnswerTaker):
     """One request of the operator over a connection of its own, and its answer: `ended` hears of it, or of None."""
 
     def __init__(
@@ -73,9 +73,6 @@ class AdminCall:
     def received(self, new: bytes) -> None:
         if self.pending is not None and self.pending.reader.status == 200:
             self.heard(new)
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         if self.pending is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from faults import POWER_CUT
 from http_reader import HttpReader
 from operators import NEW_KEYS, RESTART_PROXIES
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from virtual_time import SeededWorld
 
 from pontil.runtime.accounting.usage_tables import OPEN
@@ -56,7 +56,7 @@ def found_by(reader: HttpReader) -> tuple[int, str]:
     return cached, reader.headers["x-pontil-route"]
 
 
-class LeaseClient:
+class LeaseClient(AnswerTaker):
     """The client of one lease: it has a prefix kept, asks a request behind it at some moment, may extend or release it,
     and looks until it is over. `granted` is what it was told, `hits` are its requests."""
 
@@ -148,12 +148,6 @@ class LeaseClient:
         self.pending = connection.ask(self, request_of(self.number, method, path, body))
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         if self.granted is not None:

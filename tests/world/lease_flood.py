@@ -16,7 +16,7 @@ from faults import FaultMaker
 from goodput import PROMPT, Trial, quiet_folder, site_of
 from http_reader import HttpReader
 from link_faults import SeedFault
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from seed_run import WHOLE_WITHIN
 from site_plan import CALLERS
 from virtual_time import SeededWorld
@@ -61,7 +61,7 @@ class FaultTurns:
     first: float = 1.0
 
 
-class LeaseHolder:
+class LeaseHolder(AnswerTaker):
     """The client of one lease: it has the prefix kept, and asks behind it again and again until the flood is over. It
     looks at the lease before and after each request: what it asks while the lease moves is counted apart."""
 
@@ -123,12 +123,6 @@ class LeaseHolder:
         self.pending = connection.ask(self, f"{method} {path} HTTP/1.1\r\n{lines}".encode() + data)
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         raise AssertionError("nobody cuts this connection")

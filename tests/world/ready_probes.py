@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from disks import USAGE
 from http_reader import HttpReader
-from request_connections import RequestConnection
+from request_connections import AnswerTaker, RequestConnection
 from served_proxy import ProxyProcess
 from virtual_time import SeededWorld
 
@@ -17,7 +17,7 @@ NUMBER = 9000
 PARTS = (0.3, 0.6, 0.95, 2.0)
 
 
-class ReadyProbe:
+class ReadyProbe(AnswerTaker):
     """One probe of one proxy. What the disk did to the log before and after it is what the answer is to say."""
 
     def __init__(self, world: SeededWorld, process: ProxyProcess) -> None:
@@ -35,15 +35,6 @@ class ReadyProbe:
         return log is not None and log.waiting > 0
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
-
-    def disconnected(self) -> None:
-        return
 
     def answered(self, reader: HttpReader) -> None:
         if reader.status == 200 and self.before == self.is_refused:

@@ -12,7 +12,7 @@ import numpy as np
 from hash_logits import logits_after
 from hash_model import NEXT_SALT, mixed
 from http_reader import HttpReader
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from virtual_time import SeededWorld
 
 from pontil.runtime.receipts.answer_file import read_answer_file
@@ -31,7 +31,7 @@ SECRET = "07" * 32
 OWN = 251
 
 
-class ReceiptClient:
+class ReceiptClient(AnswerTaker):
     """The client of one answer with receipts, which it asks for until it has it: as `body`."""
 
     def __init__(self, world: SeededWorld, dialer: Dialer, number: int, ended: Callable[[], None]) -> None:
@@ -72,12 +72,6 @@ class ReceiptClient:
         self.pending = connection.ask(self, f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + data)
 
     # The parts of an AnswerTaker.
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         if self.tries < MOST_TRIES:

@@ -14,18 +14,22 @@ from virtual_time import SeededWorld
 
 
 class AnswerTaker(Protocol):
-    """The one who asked for an answer."""
-
-    def received(self, new: bytes) -> None:
-        """Take what has come of the body; the head has."""
+    """The one who asked for an answer. Who inherits it need not look at more than the whole answer."""
 
     def answered(self, reader: HttpReader) -> None:
         """Act on a whole answer."""
 
-    def disconnected(self) -> None: ...
+    def received(self, new: bytes) -> None:
+        """Take what has come of the body; the head has."""
+        return
+
+    def disconnected(self) -> None:
+        """Act on the end of the connection, before that of the answer."""
+        return
 
     def held_up(self, seconds: float) -> None:
         """Note that it has not waited for the server until now, and waits for a client for so many more seconds."""
+        return
 
 
 @dataclass(slots=True)

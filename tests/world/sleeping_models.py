@@ -18,7 +18,7 @@ from goodput import quiet_folder, use
 from hash_model import answer_of, salt_of_model
 from http_reader import HttpReader
 from install import enter
-from request_connections import Dialer, PendingAnswer
+from request_connections import AnswerTaker, Dialer, PendingAnswer
 from site_plan import CALLERS, SitePlan
 from step_profile import StepProfile
 from supervised_site import SupervisedSite
@@ -106,8 +106,8 @@ class ModelRequest:
         return json.dumps(asked | {"ignore_eos": True, "return_token_ids": True}).encode()
 
 
-class ModelClient:
-    """The client of one request; an AnswerTaker."""
+class ModelClient(AnswerTaker):
+    """The client of one request."""
 
     def __init__(self, run: "ModelsRun", request: ModelRequest) -> None:
         self.run, self.request = run, request
@@ -121,12 +121,6 @@ class ModelClient:
         lines += f"content-length: {len(body)}\r\ncontent-type: application/json\r\n\r\n"
         self.request.tries.append(ModelTry(self.run.world.now()))
         self.pending = connection.ask(self, f"POST /v1/completions HTTP/1.1\r\n{lines}".encode() + body)
-
-    def received(self, new: bytes) -> None:
-        return
-
-    def held_up(self, seconds: float) -> None:
-        return
 
     def disconnected(self) -> None:
         self.run.ended()

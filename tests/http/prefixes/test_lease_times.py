@@ -8,13 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-from leasing_worker import leasing_worker
-from scripted_site import HttpAnswer, ScriptedSite, site
+from leasing_worker import checked, leasing_worker
+from scripted_site import ScriptedSite, site
 from scripted_worker import eventually
 
-from pontil.http.prefixes.schema import PREFIX
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import UsageFile, open_to_read
@@ -31,13 +29,6 @@ def made(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db")) as served:
         leasing_worker(served)
         yield served
-
-
-def checked(answer: HttpAnswer) -> dict[str, Any]:
-    assert answer.status == 200, answer.body
-    found: dict[str, Any] = answer.json
-    jsonschema.validate(found, PREFIX)
-    return found
 
 
 def keep(made: ScriptedSite) -> dict[str, Any]:

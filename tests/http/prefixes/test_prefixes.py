@@ -11,12 +11,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from leasing_worker import BLOCK, BLOCK_BYTES, LeasingWorker, leasing_worker
+from leasing_worker import BLOCK, BLOCK_BYTES, LeasingWorker, checked, leasing_worker
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import eventually
 
 from pontil.http.prefixes.request import MOST_TTL
-from pontil.http.prefixes.schema import PREFIX, PREFIXES
+from pontil.http.prefixes.schema import PREFIXES
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_report import usage_sums
@@ -62,13 +62,6 @@ def keep(served: ScriptedSite, key: str | None = None, **fields: Any) -> dict[st
     answer = ask(served, "POST", body={"prompt": IDS, "ttl": 600} | fields, key=key)
     assert answer.status == 200, answer.body
     return checked(answer)
-
-
-def checked(answer: HttpAnswer) -> dict[str, Any]:
-    assert answer.status == 200, answer.body
-    found: dict[str, Any] = answer.json
-    jsonschema.validate(found, PREFIX)
-    return found
 
 
 def error(answer: HttpAnswer) -> tuple[int, str]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from scripted_site import ScriptedSite
+import jsonschema
+from scripted_site import HttpAnswer, ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
 
+from pontil.http.prefixes.schema import PREFIX
 from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
@@ -142,3 +144,11 @@ def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000
 
     eventually(shown, "the room for leases")
     return worker
+
+
+def checked(answer: HttpAnswer) -> dict[str, Any]:
+    """Return the lease that an answer tells of, as the schema has it."""
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json
+    jsonschema.validate(found, PREFIX)
+    return found
