@@ -19,7 +19,7 @@ from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.config.proxy_config import FurtherModel
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.lease_messages import MOVED
-from pontil.runtime.wire.messages import Failed, Message, PrefixDelta, Submit
+from pontil.runtime.wire.messages import Failed, Message, PrefixDelta, RoleChange, Submit
 
 IDS = [40 + number % 50 for number in range(40)]
 PATH, OTHER = "/v1/prefixes", "other/model"
@@ -85,6 +85,21 @@ def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: P
         assert rows("SELECT finish FROM requests") == [("leased",)], "the move is in no bill"
         live = made.ask("GET", "/admin/ledger").json
         eventually(lambda: all(one.equal for one in audit(database, live)), "equal books")
+
+
+def test_a_lease_stays_with_a_worker_whose_role_changes(made: ScriptedSite) -> None:
+    """It keeps its memory, so nothing is moved; requests behind the lease still go there."""
+    holder, other, name = two_workers(made)
+    known = made.proxy.registry.workers
+    for worker, role in ((other, "decode"), (holder, "prefill")):
+        worker.say(RoleChange(worker.incarnation, worker.proxy, role, False))
+    eventually(lambda: (known[holder.incarnation].role, known[other.incarnation].role) == ("prefill", "decode"), "roles")
+    asked = made.ask("POST", "/v1/completions", {"prompt": [*IDS, 7], "max_tokens": 1})
+    assert asked.status == 200, asked.body
+    submit = holder.submits.get()
+    assert (submit.phase, submit.prompt) == ("prefill", [*IDS, 7])
+    assert not holder.orders and not other.orders and name in holder.leases
+    assert shown(made, name)["state"] == "held"
 
 
 def test_a_lease_says_that_it_moves(made: ScriptedSite) -> None:
