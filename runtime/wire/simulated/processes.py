@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from heapq import heappush
 from typing import Any
 
 from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
@@ -69,10 +68,7 @@ class WorldProcess(ABC):
         if self.ends is None and (self.due is None or when < self.due):
             self.due = when
             self.ticket += 1
-            # As `VirtualWorld.at`: most events of a world come from here.
-            world = self.world
-            world.number += 1
-            heappush(world.heap, (when, world.number, self.fire, (self.ticket,)))
+            self.world.at(when, self.fire, self.ticket)
 
     def fire(self, ticket: int) -> None:
         if ticket != self.ticket or self.ends is not None or self.due is None:

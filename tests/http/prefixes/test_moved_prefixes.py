@@ -93,7 +93,9 @@ def test_a_lease_stays_with_a_worker_whose_role_changes(made: ScriptedSite) -> N
     known = made.proxy.registry.workers
     for worker, role in ((other, "decode"), (holder, "prefill")):
         worker.say(RoleChange(worker.incarnation, worker.proxy, role, False))
-    eventually(lambda: (known[holder.incarnation].role, known[other.incarnation].role) == ("prefill", "decode"), "roles")
+    eventually(
+        lambda: (known[holder.incarnation].role, known[other.incarnation].role) == ("prefill", "decode"), "roles"
+    )
     asked = made.ask("POST", "/v1/completions", {"prompt": [*IDS, 7], "max_tokens": 1})
     assert asked.status == 200, asked.body
     submit = holder.submits.get()
