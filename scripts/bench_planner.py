@@ -10,6 +10,9 @@ that cannot be told from noise. Where other programs took more than --others of 
 --slow times as slow as it can be (that of a virtual machine may be half of one), a run is repeated, for up to
 --patience seconds a configuration; the table says what was left of both. Rows of configurations that the file --rows
 has already are not measured again: a run that was broken off goes on. --cases measures some configurations only.
+
+--drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right: those of a
+model whose file scripts/deepen_model.py made, by the one that it was made from.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import sys
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -76,6 +79,8 @@ class CaseLoad:
 
 # So many conversations do not fit into it.
 SMALL_POOL = "--kv-cache-memory 48MiB"
+# A model for DRAFT.
+GUESSES = "--speculative-tokens 4 --speculative-model DRAFT"
 TOPOLOGIES = {
     "1 mixed": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1"),
     "2 mixed": BenchedTopology("--role mixed --mixed cpu:0,cpu:1", "--mixed 2"),
@@ -88,12 +93,18 @@ TOPOLOGIES = {
     ),
     "small": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", SMALL_POOL),
     "small, tier": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier memory:1GiB"),
+    "small, disk": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier DISK"),
+    "1 mixed, drafts": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1 --accepted 1", GUESSES),
+    "1P1D, drafts": BenchedTopology(
+        "--prefill cpu:0 --decode cpu:1", "--prefill 1 --decode 1 --accepted 1", f"--disagg always {GUESSES}"
+    ),
 }
 SHORT, LONG = "--prompt-tokens 64 --output-tokens 48", "--prompt-tokens 512 --output-tokens 32"
 # Where CSV stands: conversations whose turns share what came before.
 TURNS = "--lengths CSV"
 LOADS = {
     "1 stream": CaseLoad(f"--concurrency 1 {SHORT}", 6),
+    "4 streams": CaseLoad(f"--concurrency 4 {SHORT}", 24),
     "8 streams": CaseLoad(f"--concurrency 8 {SHORT}", 40),
     "2/s": CaseLoad(f"--request-rate 2 {SHORT}", 16),
     "5/s": CaseLoad(f"--request-rate 5 {SHORT}", 40),
@@ -112,11 +123,11 @@ SETS = {
     "8.5/s": EACH,
     "2 long streams": (*EACH, "2P1D"),
     "4 streams of turns": EACH,
-    "turns again": ("small", "small, tier"),
+    "turns again": ("small", "small, tier", "small, disk"),
     "2/s, one dies": ("2 mixed",),
 }
-# By topology, as each is launched once for all of its loads.
-CASES = [(topology, load) for topology in TOPOLOGIES for load, some in SETS.items() if topology in some]
+EACH_WAY = ("1 mixed", "1 mixed, drafts", "1P1D", "1P1D, drafts")
+DRAFT_SETS: dict[str, tuple[str, ...]] = {"1 stream": EACH_WAY, "4 streams": EACH_WAY}
 CONVERSATIONS, TURNS_OF_EACH, NEW, ANSWER = 12, 3, 160, 24
 
 
@@ -129,11 +140,19 @@ def write_turns(path: Path) -> Path:
     return path
 
 
-class PlannerBench:
-    """The measurements of a command line."""
+def cases(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Return topologies and loads by topology, as each is launched once for all of its loads."""
+    return [(topology, load) for topology in TOPOLOGIES for load, some in sets.items() if topology in some]
 
-    def __init__(self, given: argparse.Namespace, turns: Path, probe: SpeedProbe) -> None:
-        self.given, self.turns, self.probe = given, turns, probe
+
+class PlannerBench:
+    """The measurements of a command line. The folder is for files of loads and launches."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path, probe: SpeedProbe) -> None:
+        self.given, self.probe = given, probe
+        self.turns = write_turns(folder / "turns.csv")
+        self.words = {"CSV": str(self.turns), "DISK": f"disk:{folder / 'tier'}:1GiB", "DRAFT": str(given.drafts)}
+        self.cases = cases(DRAFT_SETS if given.drafts else SETS)
         # No two runs have a prompt in common: a launch has the KV of those before.
         self.seeds = count(1)
         self.rows: list[dict[str, Any]] = []
@@ -143,14 +162,14 @@ class PlannerBench:
     def measure(self) -> None:
         """Measure all configurations that are wanted and not known."""
         known = {(row["topology"], row["load"]) for row in self.rows}
-        wanted = [CASES[number] for number in self.given.cases] if self.given.cases else CASES
+        wanted = [self.cases[number] for number in self.given.cases] if self.given.cases else self.cases
         by_topology = defaultdict[str, list[str]](list)
         for topology, load in wanted:
             if (topology, load) not in known:
                 by_topology[topology].append(load)
         for name, loads in by_topology.items():
             predicted = {load: self.predict(TOPOLOGIES[name], LOADS[load]) for load in loads}
-            words = [*f"{TOPOLOGIES[name].launch} {TOPOLOGIES[name].both}".split(), "--no-lend-cores"]
+            words = [*self.filled(f"{TOPOLOGIES[name].launch} {TOPOLOGIES[name].both}"), "--no-lend-cores"]
             with launched([*words, "--model", self.given.model]) as launch:
                 target = BenchTarget(launch.url, self.given.model)
                 asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
@@ -158,12 +177,15 @@ class PlannerBench:
                     seen, worst = self.seen(launch, target, LOADS[load])
                     self.keep(name, load, predicted[load], seen, worst)
 
+    def filled(self, words: str) -> list[str]:
+        return [self.words.get(word, word) for word in words.split()]
+
     def predict(self, topology: BenchedTopology, load: CaseLoad) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
         words += f" --cores {CORES} --clients-here --json" + (f" --kill {load.kills}" if load.kills else "")
         command = [sys.executable, str(ROOT / "app.py"), "plan", "--profile", self.given.profile]
-        command += [str(self.turns) if word == "CSV" else word for word in words.split()]
+        command += self.filled(words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not done.stdout:
             raise SystemExit(done.stderr)
@@ -287,7 +309,7 @@ class ComparedFigures:
 def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str, str]]:
     """Yield for each load with several topologies whether the predicted best is the best, with both names: one that is
     measured to be as good as the best, within the noise, is as well."""
-    for load in SETS:
+    for load in dict.fromkeys(row["load"] for row in rows):
         some = {row["topology"]: ComparedFigures.of(row, SCORE) for row in rows if row["load"] == load}
         if len(some) > 1:
             chosen = min(some, key=lambda name: some[name].predicted)
@@ -336,7 +358,8 @@ def main() -> int:
     parser.add_argument("--profile", required=True, metavar="FILE")
     parser.add_argument("--model", required=True, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=3, metavar="COUNT", help="runs of each load")
-    parser.add_argument("--cases", type=int, nargs="*", metavar="NUMBER", help=f"some of 0 to {len(CASES) - 1} only")
+    parser.add_argument("--cases", type=int, nargs="*", metavar="NUMBER", help="some only, from 0 on")
+    parser.add_argument("--drafts", metavar="NAME", help="a draft model, to compare with and without it")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append to it, and leave out what it has")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
     parser.add_argument("--others", type=float, default=0.1, metavar="CORES", help="the most that others may use")
@@ -346,7 +369,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         speed = SpeedProbe(Path(folder) / "speed")
         try:
-            bench = PlannerBench(given, write_turns(Path(folder) / "turns.csv"), speed)
+            bench = PlannerBench(given, Path(folder), speed)
             bench.measure()
         finally:
             speed.close()
