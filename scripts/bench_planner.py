@@ -6,10 +6,13 @@
 Each configuration is predicted from the profile before it is launched. It then has the same load so many times: the
 same requests at the same moments, with other prompts. A figure's median over these counts, and its spread is half the
 distance of their least and greatest. A prediction is good within the goal of its figure, or within twice the spread:
-that cannot be told from noise. Where other programs took more than --others of the cores, or a core was more than
---slow times as slow as it can be (that of a virtual machine may be half of one), a run is repeated, for up to
---patience seconds a configuration; the table says what was left of both. Rows of configurations that the file --rows
-has already are not measured again: a run that was broken off goes on. --cases measures some configurations only.
+that cannot be told from noise. Rows of configurations that the file --rows has already are not measured again: a run
+that was broken off goes on. --cases measures some configurations only.
+
+The cores of a virtual machine may be half as fast for seconds. So one stream is measured right before and after each
+run, with nothing beside it: that it takes so many times as long as planned is the machine's speed, by which the run is
+predicted once more (`plan --slowdown`). Runs beside which other programs took more than --others of the cores are
+repeated, for up to --patience seconds a configuration.
 
 --drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right: those of a
 model whose file scripts/deepen_model.py made, by the one that it was made from.
@@ -20,21 +23,21 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from machine_watch import MachineWatch, SeenDisturbance, SpeedProbe
+from machine_watch import MachineWatch
+from planner_table import GOALS, SCORE, report
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,13 +49,9 @@ from pontil.launcher.tools.bench.stream_client import BenchTarget  # noqa: E402
 from pontil.launcher.tools.planner.profiled_launch import ProfiledLaunch, launched, name_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-# Figures with the part by which a prediction may be wrong, and the one by which topologies are compared.
-GOALS = {"output_tokens_per_second": 0.05, "tpot_ms_median": 0.05, "ttft_ms_median": 0.10, "ttft_ms_p99": 0.15}
-SHORT_NAMES = dict(zip(GOALS, ("tokens/s", "ms per token", "first token p50", "first token p99"), strict=True))
-SCORE, AS_GOOD = "e2e_ms_median", 0.02
 CORES, VOCABULARY, LONGEST, TIMEOUT = 2, 40_000, 2048, 120.0
-# A look at how much others take, and a pause before the next try.
-LOOK, PAUSE = 0.5, 1.0
+# Seconds between looks at a launch.
+LOOK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,8 @@ TOPOLOGIES = {
     ),
 }
 SHORT, LONG = "--prompt-tokens 64 --output-tokens 48", "--prompt-tokens 512 --output-tokens 32"
+# One stream, which tells how fast the machine is.
+REFERENCE = CaseLoad(f"--concurrency 1 {SHORT}", 3)
 # Where CSV stands: conversations whose turns share what came before.
 TURNS = "--lengths CSV"
 LOADS = {
@@ -148,8 +149,8 @@ def cases(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
 class PlannerBench:
     """The measurements of a command line. The folder is for files of loads and launches."""
 
-    def __init__(self, given: argparse.Namespace, folder: Path, probe: SpeedProbe) -> None:
-        self.given, self.probe = given, probe
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.given = given
         self.turns = write_turns(folder / "turns.csv")
         self.words = {"CSV": str(self.turns), "DISK": f"disk:{folder / 'tier'}:1GiB", "DRAFT": str(given.drafts)}
         self.cases = cases(DRAFT_SETS if given.drafts else SETS)
@@ -168,22 +169,26 @@ class PlannerBench:
             if (topology, load) not in known:
                 by_topology[topology].append(load)
         for name, loads in by_topology.items():
-            predicted = {load: self.predict(TOPOLOGIES[name], LOADS[load]) for load in loads}
-            words = [*self.filled(f"{TOPOLOGIES[name].launch} {TOPOLOGIES[name].both}"), "--no-lend-cores"]
+            topology = TOPOLOGIES[name]
+            predicted = {load: self.predict(topology, LOADS[load]) for load in loads}
+            alone = self.predict(topology, REFERENCE)
+            words = [*self.filled(f"{topology.launch} {topology.both}"), "--no-lend-cores"]
             with launched([*words, "--model", self.given.model]) as launch:
                 target = BenchTarget(launch.url, self.given.model)
                 asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
                 for load in loads:
-                    seen, worst = self.seen(launch, target, LOADS[load])
-                    self.keep(name, load, predicted[load], seen, worst)
+                    runs = list(self.runs(launch, target, LOADS[load], alone))
+                    at_speed = [self.predict(topology, LOADS[load], run.slowdown) for run in runs]
+                    self.keep(name, load, predicted[load], runs, at_speed)
 
     def filled(self, words: str) -> list[str]:
         return [self.words.get(word, word) for word in words.split()]
 
-    def predict(self, topology: BenchedTopology, load: CaseLoad) -> Figures:
+    def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: float = 1.0) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
-        words += f" --cores {CORES} --clients-here --json" + (f" --kill {load.kills}" if load.kills else "")
+        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown}"
+        words += f" --kill {load.kills}" if load.kills else ""
         command = [sys.executable, str(ROOT / "app.py"), "plan", "--profile", self.given.profile]
         command += self.filled(words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -192,36 +197,29 @@ class PlannerBench:
         row: Figures = json.loads(done.stdout.splitlines()[0])
         return row
 
-    def seen(
-        self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad
-    ) -> tuple[list[Figures], SeenDisturbance]:
-        """Return the figures of each run, and how much the worst of them was disturbed."""
-        until, made, worst = time.monotonic() + self.given.patience, list[Figures](), SeenDisturbance()
+    def runs(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad, alone: Figures) -> Iterator["SeenRun"]:
+        """Yield each run. One stream has these figures where the machine is as fast as when it was profiled."""
+        until = time.monotonic() + self.given.patience
+        before = self.slowdown(launch, target, alone)
         for _ in range(self.given.repeats):
-            tries = list[tuple[SeenDisturbance, Figures]]()
-            while not tries or (not self.is_quiet(tries[-1][0]) and time.monotonic() < until):
-                self.wait_for_quiet(launch, until)
-                watch = MachineWatch(launch.process.pid, self.probe)
-                questions = self.questions(load, next(self.seeds), launch)
-                figures = asyncio.run(one_run(target, questions, load))
+            tries = list[SeenRun]()
+            while not tries or (tries[-1].others > self.given.others and time.monotonic() < until):
+                watch = MachineWatch(launch.process.pid)
+                figures = asyncio.run(one_run(target, self.questions(load, next(self.seeds), launch), load))
+                others = watch.others()
                 if load.kills is not None:
                     wait_until_whole(launch)
-                tries.append((watch.seen(), figures))
-            disturbance, figures = min(tries, key=lambda one: one[0].size)
-            made.append(figures)
-            worst = worst.with_worst(disturbance)
-        return made, worst
+                after = self.slowdown(launch, target, alone)
+                tries.append(SeenRun(figures, others, (before + after) / 2))
+                before = after
+            yield min(tries, key=lambda one: one.others)
 
-    def is_quiet(self, seen: SeenDisturbance) -> bool:
-        return bool(seen.others <= self.given.others and seen.slowness <= self.given.slow)
-
-    def wait_for_quiet(self, launch: ProfiledLaunch, until: float) -> None:
-        while time.monotonic() < until:
-            watch = MachineWatch(launch.process.pid, self.probe)
-            time.sleep(LOOK)
-            if self.is_quiet(watch.seen()):
-                return
-            time.sleep(PAUSE)
+    def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> float:
+        # An answer may come sooner by guesses, which are a part of what is compared.
+        name = SCORE if self.given.drafts is None else "ttft_ms_median"
+        questions = self.questions(REFERENCE, next(self.seeds), launch)
+        figures = asyncio.run(one_run(target, questions, REFERENCE))
+        return float(figures[name] / alone[name])
 
     def questions(self, load: CaseLoad, seed: int, launch: ProfiledLaunch) -> Iterator[Question]:
         """Yield the requests of a load; as half of them are sent, a worker dies if one is to."""
@@ -236,20 +234,30 @@ class PlannerBench:
             yield question
 
     def keep(
-        self, topology: str, load: str, predicted: Figures, seen: Sequence[Figures], worst: SeenDisturbance
+        self, topology: str, load: str, predicted: Figures, runs: Sequence["SeenRun"], at_speed: Sequence[Figures]
     ) -> None:
         row: dict[str, Any] = {"topology": topology, "load": load}
-        row |= {name: round(value, 3) for name, value in asdict(worst).items()}
-        row["quiet"] = self.is_quiet(worst)
-        row["failures"] = sum(one["failures"] for one in seen)
+        row["others"] = max(round(run.others, 3) for run in runs)
+        row["slowdowns"] = [round(run.slowdown, 3) for run in runs]
+        row["failures"] = sum(run.figures["failures"] for run in runs)
         for name in (*GOALS, SCORE):
-            values = [one[name] for one in seen]
-            row[name] = {"predicted": predicted[name], "measured": values}
+            measured, adjusted = [run.figures[name] for run in runs], [one[name] for one in at_speed]
+            row[name] = {"predicted": predicted[name], "measured": measured, "predicted_at_speed": adjusted}
         self.rows.append(row)
         print(json.dumps(row), flush=True)
         if self.given.rows is not None:
             with self.given.rows.open("a") as file:
                 print(json.dumps(row), file=file)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """The figures of a run, the cores that others used, and how many times as long as planned one stream took around
+    it."""
+
+    figures: Figures
+    others: float
+    slowdown: float
 
 
 async def one_run(target: BenchTarget, questions: Iterator[Question], load: CaseLoad) -> Figures:
@@ -278,81 +286,6 @@ def kill_first(launch: ProfiledLaunch, role: str) -> None:
             os.kill(one.pid, signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedFigures:
-    """One figure of one configuration."""
-
-    predicted: float
-    measured: float
-    spread: float
-    goal: float
-
-    @classmethod
-    def of(cls, row: dict[str, Any], name: str) -> "ComparedFigures":
-        values = row[name]["measured"]
-        spread = (max(values) - min(values)) / 2
-        return cls(row[name]["predicted"], statistics.median(values), spread, GOALS.get(name, AS_GOOD))
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1 if self.measured else 0.0
-
-    @property
-    def is_good(self) -> bool:
-        return abs(self.error) <= self.goal or abs(self.predicted - self.measured) <= 2 * self.spread
-
-    def __str__(self) -> str:
-        mark = "" if self.is_good else " **wrong**"
-        return f"{self.predicted:g} / {self.measured:g} ({self.error:+.0%}){mark}"
-
-
-def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str, str]]:
-    """Yield for each load with several topologies whether the predicted best is the best, with both names: one that is
-    measured to be as good as the best, within the noise, is as well."""
-    for load in dict.fromkeys(row["load"] for row in rows):
-        some = {row["topology"]: ComparedFigures.of(row, SCORE) for row in rows if row["load"] == load}
-        if len(some) > 1:
-            chosen = min(some, key=lambda name: some[name].predicted)
-            best = min(some, key=lambda name: some[name].measured)
-            noise = max(AS_GOOD * some[best].measured, 2 * max(some[best].spread, some[chosen].spread))
-            yield load, some[chosen].measured - some[best].measured <= noise, chosen, best
-
-
-def report(rows: Sequence[dict[str, Any]], profile: str) -> list[str]:
-    """Return the table in Markdown, and what it says where predictions are wrong."""
-    about = json.loads(Path(profile).read_text())["about"]
-    lines = [f"Predicted / measured (error) of {about['model']} on {about['processor']}, {about['kernels']}.", ""]
-    lines += ["| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | others | slow |"]
-    lines.append("|---" * (len(GOALS) + 4) + "|")
-    for row in rows:
-        figures = [str(ComparedFigures.of(row, name)) for name in GOALS]
-        disturbed = f"{row['others']:.2f} | {row['slowness']:.2f}"
-        lines.append(f"| {row['topology']} | {row['load']} | {' | '.join(figures)} | {disturbed} |")
-    quiet = [row for row in rows if row["quiet"]]
-    lines += ["", f"{len(quiet)} of {len(rows)} configurations were measured without others and on fast cores.", ""]
-    lines += ["| figure | goal | within it or the noise | of quiet ones | median error | worst |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for name, goal in GOALS.items():
-        some = {f"{row['topology']}, {row['load']}": ComparedFigures.of(row, name) for row in rows}
-        good_quiet = sum(ComparedFigures.of(row, name).is_good for row in quiet)
-        good = sum(one.is_good for one in some.values())
-        worst = max(some, key=lambda case: abs(some[case].error))
-        middle = statistics.median(abs(one.error) for one in some.values())
-        cells = (
-            SHORT_NAMES[name],
-            f"{goal:.0%}",
-            f"{good} of {len(some)}",
-            f"{good_quiet} of {len(quiet)}",
-            f"{middle:.1%}",
-        )
-        lines.append(f"| {' | '.join(cells)} | {some[worst].error:+.0%} ({worst}) |")
-    found = list(best_found(rows))
-    if found:
-        lines += ["", f"The best workers were found for {sum(good for _, good, _, _ in found)} of {len(found)} loads."]
-        lines += [f"- {load}: {chosen} instead of {best}" for load, good, chosen, best in found if not good]
-    return lines
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", required=True, metavar="FILE")
@@ -363,17 +296,12 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append to it, and leave out what it has")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
     parser.add_argument("--others", type=float, default=0.1, metavar="CORES", help="the most that others may use")
-    parser.add_argument("--slow", type=float, default=1.06, metavar="TIMES", help="how slow a core may be")
     parser.add_argument("--patience", type=float, default=20.0, metavar="SECONDS")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        speed = SpeedProbe(Path(folder) / "speed")
-        try:
-            bench = PlannerBench(given, Path(folder), speed)
-            bench.measure()
-        finally:
-            speed.close()
-    lines = report(bench.rows, given.profile)
+        bench = PlannerBench(given, Path(folder))
+        bench.measure()
+    lines = report(bench.rows, Path(given.profile))
     print("\n".join(lines))
     if given.markdown is not None:
         given.markdown.write_text("\n".join(lines) + "\n")

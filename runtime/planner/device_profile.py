@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from pontil.runtime.errors import PontilError
@@ -146,6 +146,21 @@ class DeviceProfile:
         measured = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
         told = {KIND: FORMAT, **{name: part for name, part in asdict(self).items() if name in measured}}
         return json.dumps({**told, DIGEST: digest_of(told)}, indent=1) + "\n"
+
+    def slower(self, times: float) -> "DeviceProfile":
+        """Return the profile of a device that needs so many times as long for everything."""
+        host, disk = HostTimes(**multiplied(self.host, times)), DiskTimes(**multiplied(self.disk, times))
+        made = StepTimes(slower_points(self.times.steps, times), slower_points(self.times.pulls, times))
+        drafts = replace(self.draft, runs=slower_points(self.draft.runs, times))
+        return replace(self, times=made, host=host, disk=disk, draft=drafts)
+
+
+def multiplied(part: HostTimes | DiskTimes, times: float) -> dict[str, float]:
+    return {field.name: getattr(part, field.name) * times for field in fields(part)}
+
+
+def slower_points(points: Points, times: float) -> Points:
+    return tuple((*sizes, milliseconds * times) for *sizes, milliseconds in points)
 
 
 def digest_of(told: Mapping[str, Any]) -> str:

@@ -56,6 +56,13 @@ LAUNCH_OPTIONS = (
         help="Chance that a guess is right if those before it are.",
     ),
     click.Option(
+        ["--slowdown"],
+        type=click.FloatRange(0.01, 100),
+        default=1.0,
+        metavar="TIMES",
+        help="Everything takes so many times as long as when the profile was measured.",
+    ),
+    click.Option(
         ["--balance"],
         type=click.Choice(["none", "auto"]),
         default="none",

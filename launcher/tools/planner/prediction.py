@@ -67,7 +67,7 @@ class Predictor:
         drafts = check_draft(profile, given)
         try:
             self.model = planned_model(
-                with_memory(profile, given["kv_cache_memory"]),
+                with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
                 cores=given["cores"],
                 has_clients=given["clients_here"],
                 tier_blocks=tiers_of(profile, given["kv_tier"] or ()),

@@ -72,6 +72,18 @@ def test_a_prediction_has_the_figures_of_bench_and_never_more_goodput_than_is_of
     assert pair[0]["server"] == "1 prefill 1 decode" and set(pair[0]["busy"]) == {"prefill", "decode"}
 
 
+def test_everything_takes_longer_on_a_machine_that_is_slower() -> None:
+    words = ("--prefill", "1", "--decode", "1", *LOAD, "--concurrency", "3", "--disagg", "always")
+
+    def work() -> Any:
+        return [rows_of(options(*words)), rows_of(options(*words, "--slowdown", "3"))]
+
+    (known,), (slow,) = in_virtual_time(work)
+    for name in ("ttft_ms_median", "tpot_ms_median", "e2e_ms_p99"):
+        assert slow[name] == pytest.approx(3 * known[name], rel=0.05)
+    assert slow["output_tokens"] == known["output_tokens"]
+
+
 def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"chat={'a' * 20} class=interactive\nnight={'b' * 20} class=batch\n")

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of what `pontil plan` predicted beside what was measured: of rows that scripts/bench_planner.py makes."""
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Figures with the part by which a prediction may be wrong, and the one by which topologies are compared.
+GOALS = {"output_tokens_per_second": 0.05, "tpot_ms_median": 0.05, "ttft_ms_median": 0.10, "ttft_ms_p99": 0.15}
+SHORT_NAMES = dict(zip(GOALS, ("tokens/s", "ms per token", "first token p50", "first token p99"), strict=True))
+SCORE, AS_GOOD = "e2e_ms_median", 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigures:
+    """One figure of one configuration, over its runs; `at_speed`: as if the machine had been as fast in each as when
+    its profile was measured."""
+
+    predicted: float
+    measured: float
+    spread: float
+    goal: float
+
+    @classmethod
+    def of(cls, row: dict[str, Any], name: str, *, at_speed: bool = False) -> "ComparedFigures":
+        predicted, values = row[name]["predicted"], row[name]["measured"]
+        if at_speed:
+            slowed = zip(values, row[name]["predicted_at_speed"], strict=True)
+            values = [value * predicted / at for value, at in slowed if at]
+        spread = (max(values) - min(values)) / 2
+        return cls(predicted, statistics.median(values), spread, GOALS.get(name, AS_GOOD))
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1 if self.measured else 0.0
+
+    @property
+    def is_good(self) -> bool:
+        return abs(self.error) <= self.goal or abs(self.predicted - self.measured) <= 2 * self.spread
+
+
+def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str, str]]:
+    """Yield for each load with several topologies whether the predicted best is the best, with both names: one that is
+    measured to be as good as the best, within the noise, is as well."""
+    for load in dict.fromkeys(row["load"] for row in rows):
+        some = {row["topology"]: ComparedFigures.of(row, SCORE) for row in rows if row["load"] == load}
+        if len(some) > 1:
+            chosen = min(some, key=lambda name: some[name].predicted)
+            best = min(some, key=lambda name: some[name].measured)
+            noise = max(AS_GOOD * some[best].measured, 2 * max(some[best].spread, some[chosen].spread))
+            yield load, some[chosen].measured - some[best].measured <= noise, chosen, best
+
+
+def compared(row: dict[str, Any], name: str) -> str:
+    """Return a cell: both errors, and a mark where the second one is no good."""
+    seen, at_speed = ComparedFigures.of(row, name), ComparedFigures.of(row, name, at_speed=True)
+    mark = "" if at_speed.is_good else " **wrong**"
+    return f"{seen.predicted:g} / {seen.measured:g} ({seen.error:+.0%}, {at_speed.error:+.0%}){mark}"
+
+
+def report(rows: Sequence[dict[str, Any]], profile: Path) -> list[str]:
+    """Return the table in Markdown, and what it says where predictions are wrong."""
+    about = json.loads(profile.read_text())["about"]
+    lines = [
+        f"Predicted / measured of {about['model']} on {about['processor']}, {about['kernels']}, with the errors as "
+        "measured and at the speed that the machine had.",
+        "",
+        "| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | speed |",
+        "|---" * (len(GOALS) + 3) + "|",
+    ]
+    for row in rows:
+        cells = " | ".join(compared(row, name) for name in GOALS)
+        speeds = f"{min(row['slowdowns']):.2f} to {max(row['slowdowns']):.2f}"
+        lines.append(f"| {row['topology']} | {row['load']} | {cells} | {speeds} |")
+    lines += ["", "| figure | goal | within it or the noise | median error | at the speed | median | worst |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, goal in GOALS.items():
+        cells = " | ".join((*kept(rows, name, at_speed=False), *kept(rows, name, at_speed=True), worst(rows, name)))
+        lines.append(f"| {SHORT_NAMES[name]} | {goal:.0%} | {cells} |")
+    found = list(best_found(rows))
+    if found:
+        lines += ["", f"The best workers were found for {sum(good for _, good, _, _ in found)} of {len(found)} loads."]
+        lines += [f"- {load}: {chosen} instead of {best}" for load, good, chosen, best in found if not good]
+    return lines
+
+
+def kept(rows: Sequence[dict[str, Any]], name: str, *, at_speed: bool) -> tuple[str, str]:
+    """Return how many predictions are good, and the median of errors."""
+    some = [ComparedFigures.of(row, name, at_speed=at_speed) for row in rows]
+    middle = statistics.median(abs(one.error) for one in some)
+    return f"{sum(one.is_good for one in some)} of {len(some)}", f"{middle:.1%}"
+
+
+def worst(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """Return the largest error at the machine's speed, and where."""
+    some = {f"{row['topology']}, {row['load']}": ComparedFigures.of(row, name, at_speed=True).error for row in rows}
+    case = max(some, key=lambda one: abs(some[one]))
+    return f"{some[case]:+.0%} ({case})"
