@@ -4,7 +4,7 @@ they have without guesses, and so have the blocks that others find."""
 
 import random
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import kernels
 import pytest
 import torch
 from architectures import HYBRIDS, ROUND_SIZES, VOCAB, hugging_model, read_model
-from drafted import Stops
+from drafted import Always, Oracle, Stops
 from effort import by_default, examples
 from tiny import Rig, check_free, name_of, rig, sequence
 
 from pontil.gpu_ops.kv.states import StateSpan, TileStates
 from pontil.runtime.cache.prefix import STATE_TOKENS
-from pontil.runtime.engine.drafts.drafter import Draft, LookupDrafter
+from pontil.runtime.engine.drafts.drafter import LookupDrafter
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.models.model import Model
@@ -41,27 +41,6 @@ USUAL = {"qwen3_5_text by kernels", "granitemoehybrid by kernels", "bamba"}
 Behind = tuple[list[torch.Tensor], torch.Tensor]
 
 
-class Oracle(LookupDrafter):
-    """Guesses of which a chosen number are right: it knows the answers, by the names of sequences."""
-
-    def __init__(self, answers: dict[str, list[int]], chance: random.Random) -> None:
-        self.answers, self.chance = answers, chance
-
-    def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
-        drafts = list[Draft]()
-        for one in sequences:
-            draft = self.draft(one, min(most, room))
-            room -= len(draft)
-            drafts.append(draft)
-        return drafts
-
-    def draft(self, one: Sequence, most: int) -> Draft:
-        count = self.chance.randint(0, one.guessable(most))
-        known = self.answers[name_of(one)][len(one.output) :][: self.chance.randint(0, count)]
-        wrong = [(token + 1) % VOCAB for token in self.answers[name_of(one)][len(one.output) + len(known) :]]
-        return (*known, *wrong, *[0] * count)[:count]
-
-
 @pytest.fixture(scope="module", params=by_default(USUAL, CASES))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path: Path = tmp_path_factory.mktemp("hybrid")
@@ -77,6 +56,10 @@ def asked(which: abc.Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Seq
 def askable(model: Model) -> Asked:
     """What is asked of a model: torch takes a second for a few hundred positions."""
     return ASKED if model.kernels else ASKED[:4:3]
+
+
+def by_name(answers: dict[str, list[int]]) -> Callable[[Sequence], list[int]]:
+    return lambda one: answers[name_of(one)]
 
 
 def answered(one: Rig, sequences: abc.Sequence[Sequence]) -> tuple[dict[str, list[int]], dict[str, Behind]]:
@@ -117,7 +100,7 @@ def test_any_guesses_leave_the_states_of_none(model: Model) -> None:  # B1, C16
     rejected = 0
     for number in range(examples(10, 3) if model.kernels else 1):
         chance = random.Random(number)
-        one = rig(model, drafts=MOST, drafter=Oracle(plain, chance))
+        one = rig(model, drafts=MOST, drafter=Oracle(chance, by_name(plain)))
         some = asked(chance.sample(which, chance.choice((1, 3, 5)) if number else len(which)))
         outputs, behind = answered(one, some)
         assert outputs == {name: plain[name] for name in outputs} and len(outputs) >= len(some)
@@ -146,7 +129,7 @@ def test_an_end_within_right_guesses_leaves_its_own_states(model: Model) -> None
         made.rules.stops = SequenceStops(lambda: Stops(tuple(full[10:12])))
         return made
 
-    cold, one = rig(model), rig(model, drafts=MOST, drafter=Always(plain))
+    cold, one = rig(model), rig(model, drafts=MOST, drafter=Always(by_name(plain)))
     outputs, expected = answered(cold, [stopped()])
     assert len(outputs["before"]) < len(full)
     found, behind = answered(one, [stopped()])
@@ -163,20 +146,10 @@ def test_an_end_within_right_guesses_leaves_its_own_states(model: Model) -> None
     assert turns[1].finish is FinishReason.LENGTH
 
 
-class Always(Oracle):
-    """Guesses that are all right."""
-
-    def __init__(self, answers: dict[str, list[int]]) -> None:
-        super().__init__(answers, random.Random(0))
-
-    def draft(self, one: Sequence, most: int) -> Draft:
-        return tuple(self.answers[name_of(one)][len(one.output) :][: one.guessable(most)])
-
-
 def test_a_preempted_sequence_forgets_its_guesses(model: Model) -> None:
     some: Asked = (("a", 246, 16, {}), ("b", 254, 16, {"temperature": 0.7}))
     plain, expected = answered(rig(model), asked(some))
-    one = rig(model, blocks=4, drafts=MOST, drafter=Oracle(plain, random.Random(4)))
+    one = rig(model, blocks=4, drafts=MOST, drafter=Oracle(random.Random(4), by_name(plain)))
     outputs, behind = answered(one, asked(some))
     assert outputs == plain and one.scheduler.preemptions > 0
     # Torch computes again as a prompt what it had generated: other bits (decision 006).
