@@ -10,6 +10,7 @@ import pytest
 from always_draft import AlwaysDraft
 from drafted import Always, Oracle
 from kept_places import WorkerPlace
+from tiny_draft_layers import write_eagle_head
 from tiny_hybrid import write_tiny_hybrid
 from tiny_llama import write_tiny_llama
 from workers import ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
@@ -80,9 +81,15 @@ def test_turns_go_on_from_what_a_guessed_answer_left(proxy: ScriptedProxy, hybri
     place.close()
 
 
-def test_a_plain_model_guesses_for_one_with_states(proxy: ScriptedProxy, hybrid: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["model", "head"])
+def test_a_plain_model_or_an_eagle_head_guesses_for_one_with_states(
+    proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, what: str
+) -> None:
     """Both have room for the same number of tokens, though not for the same number of blocks."""
-    write_tiny_llama(tmp_path / "draft", seed=4, num_layers=1)
+    if what == "model":
+        write_tiny_llama(tmp_path / "draft", seed=4, num_layers=1)
+    else:
+        write_eagle_head(tmp_path / "draft", hybrid)
     check_pair(hybrid, tmp_path / "draft")
     own = GUESSING | {"speculative_model": str(tmp_path / "draft"), "prefix_caching": False}
     guessing = open_worker(hybrid, tmp_path, "mixed:0", "mixed", **own)
