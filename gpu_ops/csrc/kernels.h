@@ -67,8 +67,8 @@ struct Adapters {
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
 // One thread stores a span: neighbours, which share words, are never in two spans of a tile. `state_blocks` is the
-// table of the blocks that end with states, in a tile with such. Of a span that verifies guesses the states are read and
-// not written: its rows are kept in those of the tile's `kept` from row `kept` on; -1: it verifies none.
+// table of the blocks that end with states, in a tile with such. Of a span that verifies guesses the states are read
+// and not written: its rows are kept in those of the tile's `kept` from row `kept` on; -1: it verifies none.
 struct Span {
     const int32_t* blocks;
     int32_t row, start, count, kept;

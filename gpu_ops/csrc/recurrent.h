@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recurrent layers behind a short convolution: the gated delta rule (Yang et al., 2024), or the state space of Mamba 2
 // (Dao and Gu, 2024). Positions are taken in one after the other, and a column of a head's matrix knows nothing of the
-// others: so a row's bits are the same for any cutting, company, division and number of threads. Rows that verify guesses
-// change no state: what the product in made of them is kept, and those that turn out to be right are taken in afterwards.
+// others: so a row's bits are the same for any cutting, company, division and number of threads. Rows that verify
+// guesses change no state: what the product in made of them is kept, and those that are right are taken in afterwards.
 #pragma once
 #include <cmath>
 
@@ -151,10 +151,14 @@ static void take_head(Context::Own& scratch, const RecurrentHalf& half, const Re
             const size_t place = size_t(head) * key_dim * dim + at;
             for (int i = 0; i < key_dim; i++)
                 store(column + i * LANES, before ? load(before + place + size_t(i) * dim) : Floats{});
-            (places.is_delta ? take_in<true> : take_in<false>)(
-                column, key_dim, rows, queries, queries + places.keys, own + 2 * places.keys + head * dim + at,
-                places.channels, changes.data(), places.is_delta ? 0 : half.direct[head],
-                result + first * places.all + head * dim + at, places.all);
+            const float* values = own + 2 * places.keys + head * dim + at;
+            float* to = result + first * places.all + head * dim + at;
+            if (places.is_delta)
+                take_in<true>(column, key_dim, rows, queries, queries + places.keys, values, places.channels,
+                              changes.data(), 0, to, places.all);
+            else
+                take_in<false>(column, key_dim, rows, queries, queries + places.keys, values, places.channels,
+                               changes.data(), half.direct[head], to, places.all);
             for (int i = 0; after && i < key_dim; i++)
                 store(after + place + size_t(i) * dim, load(column + i * LANES));
         }
@@ -178,8 +182,8 @@ static void gate_row(const RecurrentHalf& half, const RecurrentPlaces& places, c
     }
 }
 
-// Takes the rows of all spans into their states, as far as these are written, and reads them: made [rows][stride] is what
-// the product in makes; the result [rows][value_heads][value_dim] is in scratch memory.
+// Takes the rows of all spans into their states, as far as these are written, and reads them: made [rows][stride] is
+// what the product in makes; the result [rows][value_heads][value_dim] is in scratch memory.
 static float* take_spans(Context& context, const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile,
                          const float* made, size_t stride) {
     const int heads = 2 * half.key_heads + half.value_heads;
