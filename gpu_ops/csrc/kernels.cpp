@@ -116,6 +116,11 @@ int32_t pontil_latent_half(Context* context, const LatentHalf* half, const Tile*
 int32_t pontil_recurrent_half(Context* context, const RecurrentHalf* half, const Tile* tile, float* hidden) {
     return status_of([&] { run(*context, *half, *tile, hidden); });
 }
+void pontil_take_kept(Context* context, const Layer* layers, int32_t count, const Tile* tile) {
+    ThreadPool::Loan loan(context->threads);
+    for (const Layer* layer = layers; layer < layers + count; layer++)
+        if (layer->recurrent) take_kept(*context, *layer->recurrent, *tile);
+}
 int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t rows, const float* x, float* result) {
     return status_of([&] { run(*context, *half, rows, x, result); });
 }

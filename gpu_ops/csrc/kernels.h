@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 20 };
+enum { PONTIL_ABI = 21 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -67,10 +67,11 @@ struct Adapters {
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
 // One thread stores a span: neighbours, which share words, are never in two spans of a tile. `state_blocks` is the
-// table of the blocks that end with states, in a tile with such.
+// table of the blocks that end with states, in a tile with such. Of a span that verifies guesses the states are read
+// and not written: its rows are kept in those of the tile's `kept` from row `kept` on; -1: it verifies none.
 struct Span {
     const int32_t* blocks;
-    int32_t row, start, count, unused;
+    int32_t row, start, count, kept;
     const int32_t* state_blocks;
 };
 
@@ -79,7 +80,8 @@ struct Span {
 // numbers of a key are its value. `kind` is that of activations and weights. Angles [rows, dim / 2] stand for those of
 // the rows' positions, in layers with keys and values; null: those do. `adapters` [rows] numbers the rows'
 // adapters, less than 0 for a row without one; null: none has one. `states` are those of recurrent layers, behind
-// blocks of `state_tokens` positions: `state_stride` numbers from one block's to the next one's.
+// blocks of `state_tokens` positions: `state_stride` numbers from one block's to the next one's. `kept`
+// [row][layer][outputs of the product in] is of recurrent layers, `kept_stride` numbers from row to row.
 struct Tile {
     void* pool;
     const Span* spans;
@@ -89,6 +91,8 @@ struct Tile {
     float* states;
     int64_t state_stride;
     int32_t state_tokens, also_unused;
+    float* kept;
+    int64_t kept_stride;
 };
 
 // Angles of all positions [positions, dim / 2], by which the first `dim` numbers of a head turn: those of its halves
@@ -222,6 +226,8 @@ uint64_t pontil_group_fault(const RankGroup*);
 int32_t pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
 int32_t pontil_latent_half(Context*, const LatentHalf*, const Tile*, float* hidden);
 int32_t pontil_recurrent_half(Context*, const RecurrentHalf*, const Tile*, float* hidden);
+// Takes kept rows into the states of the layers that have such: each span's are those from its row on.
+void pontil_take_kept(Context*, const Layer*, int32_t count, const Tile*);
 // Adds the MLP, or the experts, of x float32 [rows, hidden] to result, which may be x.
 int32_t pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
 int32_t pontil_expert_half(Context*, const ExpertHalf*, int32_t rows, const float* x, float* result);

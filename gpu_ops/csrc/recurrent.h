@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recurrent layers behind a short convolution: the gated delta rule (Yang et al., 2024), or the state space of Mamba 2
 // (Dao and Gu, 2024). Positions are taken in one after the other, and a column of a head's matrix knows nothing of the
-// others: so a row's bits are the same for any cutting, company, division and number of threads.
+// others: so a row's bits are the same for any cutting, company, division and number of threads. Rows that verify
+// guesses change no state: what the product in made of them is kept, and those that are right are taken in afterwards.
 #pragma once
 #include <cmath>
 
@@ -23,19 +24,21 @@ struct RecurrentPlaces {
 };
 
 // Calls f(row, rows, before, after) for the rows of a span in each block, with the layer's state before them (null:
-// zeros) and where that after them is kept, which may be the same.
+// zeros) and where that after them is kept, which may be the same. Rows that verify guesses are one run, whose state is
+// kept nowhere (null).
 template <class F>
 static void in_blocks(const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile, const Span& span,
                       F&& f) {
     const auto state_of = [&](int block) {
         return tile.states + size_t(block) * tile.state_stride + half.layer * places.numbers;
     };
+    const bool verifies = span.kept >= 0;
     for (int at = 0; at < span.count;) {
         const int place = (span.start + at) / tile.state_tokens, inside = (span.start + at) % tile.state_tokens;
-        const int rows = std::min(span.count - at, tile.state_tokens - inside);
+        const int rows = verifies ? span.count : std::min(span.count - at, tile.state_tokens - inside);
         float* after = state_of(span.state_blocks[place]);
         const float* before = inside ? after : place ? state_of(span.state_blocks[place - 1]) : nullptr;
-        f(size_t(span.row + at), rows, before, after);
+        f(size_t(span.row + at), rows, before, verifies ? nullptr : after);
         at += rows;
     }
 }
@@ -61,7 +64,7 @@ static void convolve(const RecurrentHalf& half, const RecurrentPlaces& places, c
                 if (half.channel_bias) total = total + load(half.channel_bias + channel + i);
                 store(mixed + (first + row) * places.channels + channel + i, silu(total));
             }
-        for (int place = 0; place < past; place++) {
+        for (int place = 0; after && place < past; place++) {
             float* to = after + places.matrices + size_t(place) * places.channels + channel;
             const float* from = line(rows + place);
             from ? memcpy(to, from, count * sizeof *to) : memset(to, 0, count * sizeof *to);
@@ -148,11 +151,16 @@ static void take_head(Context::Own& scratch, const RecurrentHalf& half, const Re
             const size_t place = size_t(head) * key_dim * dim + at;
             for (int i = 0; i < key_dim; i++)
                 store(column + i * LANES, before ? load(before + place + size_t(i) * dim) : Floats{});
-            (places.is_delta ? take_in<true> : take_in<false>)(
-                column, key_dim, rows, queries, queries + places.keys, own + 2 * places.keys + head * dim + at,
-                places.channels, changes.data(), places.is_delta ? 0 : half.direct[head],
-                result + first * places.all + head * dim + at, places.all);
-            for (int i = 0; i < key_dim; i++) store(after + place + size_t(i) * dim, load(column + i * LANES));
+            const float* values = own + 2 * places.keys + head * dim + at;
+            float* to = result + first * places.all + head * dim + at;
+            if (places.is_delta)
+                take_in<true>(column, key_dim, rows, queries, queries + places.keys, values, places.channels,
+                              changes.data(), 0, to, places.all);
+            else
+                take_in<false>(column, key_dim, rows, queries, queries + places.keys, values, places.channels,
+                               changes.data(), half.direct[head], to, places.all);
+            for (int i = 0; after && i < key_dim; i++)
+                store(after + place + size_t(i) * dim, load(column + i * LANES));
         }
     });
 }
@@ -174,11 +182,44 @@ static void gate_row(const RecurrentHalf& half, const RecurrentPlaces& places, c
     }
 }
 
+// Takes the rows of all spans into their states, as far as these are written, and reads them: made [rows][stride] is
+// what the product in makes; the result [rows][value_heads][value_dim] is in scratch memory.
+static float* take_spans(Context& context, const RecurrentHalf& half, const RecurrentPlaces& places, const Tile& tile,
+                         const float* made, size_t stride) {
+    const int heads = 2 * half.key_heads + half.value_heads;
+    float* mixed = context.heads.take<float>(size_t(tile.rows) * places.channels);
+    context.threads.share(tile.span_count * heads, [&](int first, int end, int) {
+        for (int i = first; i < end; i++)
+            mix_head(half, places, tile, tile.spans[i / heads], i % heads, made, stride, mixed);
+    });
+    float* read = context.queries.take<float>(size_t(tile.rows) * places.all);
+    context.threads.share(tile.span_count * half.value_heads, [&](int first, int end, int thread) {
+        for (int i = first; i < end; i++)
+            take_head(context.own[thread], half, places, tile, tile.spans[i / half.value_heads], i % half.value_heads,
+                      made, stride, mixed, read);
+    });
+    return read;
+}
+
+// Keeps what the product in made of the rows that verify guesses.
+static void keep_rows(const RecurrentHalf& half, const Tile& tile, const float* made, size_t stride) {
+    for (const Span* span = tile.spans; span < tile.spans + tile.span_count; span++)
+        for (int row = 0; span->kept >= 0 && row < span->count; row++)
+            memcpy(tile.kept + size_t(span->kept + row) * tile.kept_stride + size_t(half.layer) * half.in.outputs,
+                   made + size_t(span->row + row) * stride, half.in.outputs * sizeof(float));
+}
+
+// Takes kept rows that turned out to be right into the states.
+static void take_kept(Context& context, const RecurrentHalf& half, const Tile& tile) {
+    take_spans(context, half, RecurrentPlaces(half), tile, tile.kept + size_t(half.layer) * half.in.outputs,
+               tile.kept_stride);
+}
+
 template <class T>
 static void recurrent_half(Context& context, const RecurrentHalf& half, const Tile& tile, float* hidden) {
     typedef typename T::Active Active;
     const RecurrentPlaces places(half);
-    const int rows = tile.rows, heads = 2 * half.key_heads + half.value_heads;
+    const int rows = tile.rows;
     const size_t stride = padded(half.in.outputs, GROUP), cells = size_t(half.out.words) * T::PER_WORD;
     const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.in.words);
     float* made = context.wide.take<float>(rows * stride);
@@ -186,17 +227,8 @@ static void recurrent_half(Context& context, const RecurrentHalf& half, const Ti
         add_bias(half.in, output, sums);
         memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
     });
-    float* mixed = context.heads.take<float>(size_t(rows) * places.channels);
-    context.threads.share(tile.span_count * heads, [&](int first, int end, int) {
-        for (int i = first; i < end; i++)
-            mix_head(half, places, tile, tile.spans[i / heads], i % heads, made, stride, mixed);
-    });
-    float* read = context.queries.take<float>(size_t(rows) * places.all);
-    context.threads.share(tile.span_count * half.value_heads, [&](int first, int end, int thread) {
-        for (int i = first; i < end; i++)
-            take_head(context.own[thread], half, places, tile, tile.spans[i / half.value_heads], i % half.value_heads,
-                      made, stride, mixed, read);
-    });
+    keep_rows(half, tile, made, stride);
+    float* read = take_spans(context, half, places, tile, made, stride);
     const Share share(context, places.all, half.out.inputs);
     Active* gated = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
     context.threads.share(rows, [&](int first, int end, int) {

@@ -21,6 +21,7 @@ from pontil.gpu_ops.kernels.weights.structures import (
     LayerFields,
     MlpFields,
     RotationFields,
+    TileFields,
 )
 from pontil.gpu_ops.parameters.attention import LayerAttention
 
@@ -180,6 +181,10 @@ class Layers:
     def __call__(self, hidden: Tensor, tile: KernelTile) -> None:
         """hidden float32 [rows, hidden_size], in place."""
         self.library.layers(self.fields, tile.fields, hidden)
+
+    def take_kept(self, accepted: TileFields) -> None:
+        """Take kept rows of a tile into the states of those layers that have such."""
+        self.library.take_kept(self.fields, accepted)
 
 
 def address(values: Tensor | None) -> int | None:

@@ -103,6 +103,10 @@ class KernelLibrary:
         """Add a recurrent layer to hidden, float32 [rows, hidden_size], and bring the sequences' states up to date."""
         self.check(self.library.pontil_recurrent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
 
+    def take_kept(self, fields: "ctypes.Array[LayerFields]", tile: TileFields) -> None:
+        """Take kept rows of a tile into the states of the layers that have such."""
+        self.library.pontil_take_kept(self.context, byref(fields), len(fields), byref(tile))
+
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add the MLP of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""
         self.check(

@@ -13,16 +13,21 @@ from pontil.gpu_ops.kv.states import TileStates
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.cells import head_dim_of
 
+# A span that verifies no guesses.
+NOTHING_KEPT = -1
+
 
 @dataclass(slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
-    as far as the last of these positions. They are computed with the adapter of that number, if not with none."""
+    as far as the last of these positions. They are computed with the adapter of that number, if not with none. The last
+    ones are those of `drafts`, in number."""
 
     start: int
     count: int
     blocks: Sequence[int]
     adapter: int = NO_ADAPTER
+    drafts: int = 0
 
 
 class KernelTile:
@@ -33,7 +38,8 @@ class KernelTile:
     own position. So the rows of one sequence may be cut into tiles in any way, prompts and answers alike. Within a
     tile, neighbouring positions of a sequence are in one span: two of them share words, and one thread stores a span.
     Its rows turn by the angles of their positions, or by `angles`: cosines and sines, float32 [rows, rotated / 2].
-    Recurrent layers read and write `states`, of the same spans.
+    Recurrent layers read `states`, of the same spans, and write those of spans that verify no guesses: of the others
+    they keep the rows, for `accepted`.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class KernelTile:
         self.fields = TileFields(
             pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, planes, kv_heads,
             block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0, None, None,
-            None, None, 0, 0, 0,
+            None, None, 0, 0, 0, None, 0,
         )  # fmt: skip
         self.states = states
         if states is not None:
@@ -76,10 +82,28 @@ class KernelTile:
         assert states.pool.stride(1) == 1
         self.fields.states, self.fields.state_stride = states.pool.data_ptr(), states.pool.stride(0)
         self.fields.state_tokens = states.block_size
+        if states.kept is not None:
+            self.fields.kept, self.fields.kept_stride = states.kept.data_ptr(), states.kept.stride(0)
+        kept = 0
         for place, span in enumerate(states.spans):
             table = array("i", span.blocks[: -(-(span.start + span.count) // states.block_size)])
             self.tables.append(table)
-            self.fields.spans[place].state_blocks = table.buffer_info()[0]
+            fields = self.fields.spans[place]
+            fields.state_blocks, fields.kept = table.buffer_info()[0], kept if span.verifies else NOTHING_KEPT
+            kept += span.count if span.verifies else 0
+
+    def accepted(self, counts: Sequence[int]) -> TileFields:
+        """The rows that were kept as a tile: the first so many of each span that verified guesses, in order. It uses
+        this one's tables."""
+        own = [self.fields.spans[place] for place in range(self.fields.span_count)]
+        spans = [SpanFields.from_buffer_copy(one) for one in own if one.kept != NOTHING_KEPT]
+        tile = TileFields.from_buffer_copy(self.fields)
+        tile.rows = sum(span.count for span in spans)
+        for span, count in zip(spans, counts, strict=True):
+            assert count <= span.count
+            span.row, span.count, span.kept = span.kept, count, NOTHING_KEPT
+        tile.spans, tile.span_count = (SpanFields * len(spans))(*spans), len(spans)
+        return tile
 
     def only(self, rows: Sequence[int]) -> "KernelTile":
         """Some of the rows, in rising order, as a tile. It has no states: they would take the rows in once more."""

@@ -235,7 +235,9 @@ class Engine:
             else self.fork(sample.sequence, sample.choice)
             for sample in alive
         ]
-        return list(map(self.accept, owners, alive))
+        appended = list(map(append, owners, alive))
+        step.launched.accepted()
+        return list(map(self.accept, owners, alive, appended))
 
     def keep_answers(self) -> bool:
         """Compute finished answers for the prefix cache while idle. Return False when there is none to compute."""
@@ -256,21 +258,13 @@ class Engine:
         self.sequences[stem.id].append(fork)
         return fork
 
-    def accept(self, sequence: Sequence, sample: Sampled) -> Output:
-        """Turn sampled tokens into a result; the only place that does (rules B)."""
-        assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
-        record, before = sequence.record, len(sequence.output)
+    def accept(self, sequence: Sequence, sample: Sampled, appended: tuple[int, FinishReason | None]) -> Output:
+        """Turn sampled tokens, which were appended, into a result; the only place that does (rules B)."""
+        record, (before, finish) = sequence.record, appended
         is_new = record.generated == 0
         opens = is_new and opens_request(sequence, sample)
         if opens:
             self.prompt_computed += sequence.history.prompt_computed
-        finish = sequence.append_all(sample.tokens, sample.logprobs)
-        inputs = sequence.streams.inputs
-        if inputs is not None:
-            for frame in sample.frames:
-                inputs.take_frame(frame)
-        if sample.drafted or not sample.tokens:
-            sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sample.count - (before + len(sample.tokens) - len(sequence.output))
         record.generated += count
@@ -293,6 +287,7 @@ class Engine:
         first = is_new and record.received > 0
         index = record.delivered if first or record.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], record.logprobs and record.logprobs_from(index)
+        inputs = sequence.streams.inputs
         frames = [] if inputs is None else inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sample.drafted, num_accepted, sample.failure, frames
@@ -309,6 +304,20 @@ class Engine:
     @property
     def unfinished(self) -> Iterable[Sequence]:
         return (sequence for some in self.sequences.values() for sequence in some)
+
+
+def append(sequence: Sequence, sample: Sampled) -> tuple[int, FinishReason | None]:
+    """Append sampled tokens to their sequence, and go back over drafts that were rejected. Return the number of tokens
+    before, and the reason if the sequence ends."""
+    assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
+    before = len(sequence.output)
+    finish = sequence.append_all(sample.tokens, sample.logprobs)
+    if sequence.streams.inputs is not None:
+        for frame in sample.frames:
+            sequence.streams.inputs.take_frame(frame)
+    if sample.drafted or not sample.tokens:
+        sequence.roll_back()
+    return before, finish
 
 
 def opens_request(sequence: Sequence, sample: Sampled) -> bool:

@@ -138,6 +138,11 @@ def find_draft_layer(target: Path, name: str | Path) -> DraftLayerSource | None:
 def mtp_source(target: Path) -> DraftLayerSource:
     """Raises DraftModelError for a model that has no MTP layer."""
     config = read_config(target)
+    if config.recurrent is not None:
+        raise DraftModelError(
+            f"--speculative-model {MTP} cannot be used with {target.name}: this version reads no MTP layers of models "
+            "with recurrent layers, so name a smaller model with the same tokenizer, or leave it out"
+        )
     data = read_json(target / "config.json") if target.is_dir() else {}
     stored = data.get("num_nextn_predict_layers") if target.is_dir() else has_guessing_layer(target, config)
     if not ARCHITECTURES[config.architecture].guessing_layers or not stored:

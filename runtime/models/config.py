@@ -133,6 +133,12 @@ class RecurrentConfig:
         """The float32 numbers of the state of one layer: the matrices, and the channels of the last positions."""
         return self.value_heads * self.key_dim * self.value_dim + (self.width - 1) * self.channels
 
+    @property
+    def made_numbers(self) -> int:
+        """The numbers of a position that the product in makes: those of the convolution, and of each value head gates,
+        a time and, for the delta rule, a strength."""
+        return self.channels + self.value_heads * (self.value_dim + (1 if self.kind == "mamba2" else 2))
+
     def divided(self, ranks: int) -> "RecurrentConfig":
         """The part of one of so many ranks, which divide the heads."""
         return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)

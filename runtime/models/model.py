@@ -11,6 +11,7 @@ from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kernels.weights.structures import TileFields
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.adapters import ModelAdapters
@@ -83,6 +84,9 @@ class Model(Protocol):
         """Return the last layer's hidden states of the given rows, in rising order, before the last norm: float32
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed. With media the tile has their angles, and `deep` is theirs."""
+
+    def take_kept(self, accepted: TileFields) -> None:
+        """Take rows that verified guesses, and were right, into the states of recurrent layers. Only with kernels."""
 
     def serve_experts(self) -> None:
         """Take part in a pass of data-parallel ranks without rows: compute those that they send to the experts here."""

@@ -78,7 +78,8 @@ class RankRound:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """From driver to all followers (`receiver` is empty): the work of one step. Any field may be empty. First come the
+    """From driver to all followers (`receiver` is empty): the work of one step. Any field may be empty. First come how
+    many positions of each sequence that verified guesses in the step before were right, `accepted`, then the
     orders about blocks, which the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`,
     `grants`, `erased`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies`
     and `tiles`.
@@ -113,6 +114,7 @@ class RankPlan:
     dropped: list[int] = field(default_factory=list)
     unstaged: list[int] = field(default_factory=list)
     erased: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

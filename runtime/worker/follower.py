@@ -49,6 +49,9 @@ class FollowedTiles(Protocol):
     def follow(self, plan: TilePlan) -> None:
         """Compute a tile together with the other ranks."""
 
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        """Take the first so many positions of each span of the last tile that verified guesses into the states."""
+
 
 class DriverLink(RankClient):
     """A follower's connection to its driver."""
@@ -112,6 +115,8 @@ class Follower(Workload):
         """Carry out one plan. Plans come in order, each once: the socket's queue keeps them so, or breaks."""
         if plan.number != self.done + 1:
             raise TransferError(f"plan {plan.number} came after plan {self.done}: this worker's ranks have parted")
+        if plan.accepted:
+            self.tiles.take_accepted(plan.accepted)
         self.transfers.obey(plan)
         self.tiles.copy([(source, target) for source, target in plan.copies])
         for fields in plan.tiles:

@@ -42,10 +42,13 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return KnownAnswers(request.param, answers(served))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_pairs_of_workers_answer_like_one_process(alone: KnownAnswers, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "guesses"), [(1, 0), (1, 4), (2, 4)])
+def test_pairs_of_workers_answer_like_one_process(
+    alone: KnownAnswers, tmp_path: Path, ranks: int, guesses: int
+) -> None:
     """H4, H5."""
     lists = ("--prefill", group(ranks, 0), "--decode", group(ranks, 1), "--share-devices", "--disagg", "always")
+    lists = (*lists, "--speculative-tokens", str(guesses))
     with launched(tmp_path, *lists, *hybrid(tmp_path, alone.kind)) as served:
         assert answers(served) == alone.answers
         at_rest(served)

@@ -123,6 +123,9 @@ class HashTiles:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.storage.copy(list(pairs))
 
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        raise AssertionError("no layer has states")
+
     def follow(self, plan: TilePlan) -> None:
         row = prompt_rows = decode_rows = 0
         for span in plan.spans:

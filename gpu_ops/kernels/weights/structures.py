@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 20
+ABI = 21
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -45,7 +45,7 @@ class AdaptersFields(ctypes.Structure):
 class SpanFields(ctypes.Structure):
     _fields_ = [
         ("blocks", address),
-        *((name, integer) for name in ("row", "start", "count", "unused")),
+        *((name, integer) for name in ("row", "start", "count", "kept")),
         ("state_blocks", address),
     ]
 
@@ -65,6 +65,8 @@ class TileFields(ctypes.Structure):
         ("state_stride", size),
         ("state_tokens", integer),
         ("also_unused", integer),
+        ("kept", address),
+        ("kept_stride", size),
     ]
 
 
@@ -175,6 +177,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_attention_half", integer, [address, address, address, address]),
         ("pontil_latent_half", integer, [address, address, address, address]),
         ("pontil_recurrent_half", integer, [address, address, address, address]),
+        ("pontil_take_kept", None, [address, address, integer, address]),
         ("pontil_mlp_half", integer, [address, address, integer, address, address]),
         ("pontil_expert_half", integer, [address, address, integer, address, address]),
         ("pontil_layers", integer, [address, address, integer, address, address]),

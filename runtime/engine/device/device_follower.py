@@ -63,6 +63,9 @@ class DeviceFollower:
             tile.drawn(self.model, hidden)
 
     @torch.inference_mode()
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        raise AssertionError("layers with states are computed on CPUs only")
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each, before the next tile."""
         sections, pool = StepSections(), movable(self.storage.tensor)

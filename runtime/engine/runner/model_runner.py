@@ -38,6 +38,10 @@ class Followers(Protocol):
     def run(self, plan: TilePlan) -> None:
         """Have a tile computed. Called before this process computes it."""
 
+    def take_accepted(self, counts: Sequential[int]) -> None:
+        """Have the first so many positions of each span of the last tile that verified guesses taken into the states of
+        recurrent layers, before anything else."""
+
 
 class NoFollowers:
     """The other ranks of a worker of one process."""
@@ -48,6 +52,9 @@ class NoFollowers:
         return
 
     def run(self, plan: TilePlan) -> None:
+        return
+
+    def take_accepted(self, counts: Sequential[int]) -> None:
         return
 
 
@@ -68,6 +75,8 @@ class ModelRunner:
     ) -> None:
         self.tiles, self.storage, self.followers = TileRunner(model, storage, classes), storage, followers
         self.frame_maker, self.keeps_states = frame_maker, False
+        # Of the last step, where layers have states: those that verified guesses.
+        self.verifying: list[Span] = []
 
     @property
     def model(self) -> Model:
@@ -89,7 +98,16 @@ class ModelRunner:
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute a batch. Here all is done at once."""
         samples = self.run(batch)
-        return Launched(lambda: samples, left_out=left_out_of(samples))
+        return Launched(lambda: samples, left_out=left_out_of(samples), accepted=self.take_accepted)
+
+    def take_accepted(self) -> None:
+        """Bring the states of recurrent layers to the last position of each sequence that is computed now: those behind
+        it were guesses that were wrong, or followed the end of an answer."""
+        spans, self.verifying = self.verifying, []
+        if spans:
+            counts = [span.sequence.computed - span.start for span in spans]
+            self.followers.take_accepted(counts)
+            self.tiles.take_accepted(counts)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:
@@ -115,6 +133,8 @@ class ModelRunner:
         rows = rows_of(tile, self.keeps_states)
         plan = rows.plan
         self.followers.run(plan)
+        if self.storage.states is not None:
+            self.verifying += [span for span in tile.spans if span.drafts]
         states = states_wanted(tile)
         hidden = self.forward(tile, plan, states)
         if states is not None:

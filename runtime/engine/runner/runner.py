@@ -15,7 +15,7 @@ from pontil.runtime.foundation.value import value
 
 
 def nothing() -> None:
-    """Start no draws: none waited."""
+    """Do nothing: no draws wait, and no states."""
 
 
 @value(frozen=True, slots=True)
@@ -26,7 +26,9 @@ class Launched:
     that need the tokens of the batch before: it is called as soon as these are accepted, if there was one whose tokens
     were not when this was launched. Another batch may be launched before a `late` one was collected: what it computes
     is there for all that is started on the device from now on. Of a batch that computes the end of a prompt which is
-    handed over, `mark` is the moment behind it on the device, where its blocks are as a peer may read them."""
+    handed over, `mark` is the moment behind it on the device, where its blocks are as a peer may read them. `accepted`
+    is called when the tokens of the batch were added to its sequences, before anything reads the KV of these or ends
+    them."""
 
     collect: Callable[[], list[Sampled]]
     places: Mapping[Sequence, int] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class Launched:
     draw: Callable[[], None] = nothing
     late: bool = False
     mark: Any = None
+    accepted: Callable[[], None] = nothing
 
 
 class Runner(Protocol):

@@ -61,7 +61,7 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int], 
     for span in tile.spans:
         ids += span.ids
     spans = [
-        TileSpan(span.start, span.count, span.sequence.blocks, span.sequence.prefix.adapter.number)
+        TileSpan(span.start, span.count, span.sequence.blocks, span.sequence.prefix.adapter.number, len(span.drafts))
         for span in tile.spans
     ]
     embeddings, media = embeddings_of(tile), None

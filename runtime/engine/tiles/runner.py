@@ -3,7 +3,7 @@
 tiles in the same order."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -44,6 +44,9 @@ class TileRunner:
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.page_size
+        # Memory of the kernels for rows that verify guesses, and how to take those of the last tile with such.
+        self.kept = torch.empty(0, 0)
+        self.take_guesses: Callable[[Sequence[int]], None] | None = None
         if classes is not None or model.kernels is not None or self.device.type != "cpu":
             self.classes: BatchInvariance = classes or ANY_ROWS
             return
@@ -78,14 +81,24 @@ class TileRunner:
         """Copy whole blocks, (from, to) each, before the next tile."""
         self.storage.copy(list(pairs))
 
+    @torch.inference_mode()
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        """Take the first so many positions of each span of the last tile that verified guesses into the
+        states."""
+        take, self.take_guesses = self.take_guesses, None
+        if take is not None:
+            take(counts)
+
     def forward(self, plan: TilePlan, states: HiddenStates | None = None) -> Tensor:
         """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
         the tile's rows."""
         media = plan.media
         if self.model.kernels is not None:
             angles, deep = (None, None) if media is None else (media.angles, media.deep)
-            pool, spans = self.storage.tensor, self.paged(plan.spans)
-            tile = KernelTile(pool, spans, self.model.dtype, angles, self.states(plan))
+            own, spans = self.states(plan), self.paged(plan.spans)
+            tile = KernelTile(self.storage.tensor, spans, self.model.dtype, angles, own)
+            if own is not None and own.verifies:
+                self.take_guesses = lambda counts: self.model.take_kept(tile.accepted(counts))
             return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states, deep)
         positions = plan.positions
         self.model.adapters.rows.choose(adapters_of_rows(plan.spans))
@@ -140,14 +153,27 @@ class TileRunner:
     def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:
         attend = self.heads_attention(plan.generated, self.paged(plan.spans), positions)
         states = self.states(plan)
+        if states is not None and states.verifies:
+            self.take_guesses = states.take
         return attend if states is None else HybridAttention(attend, states)
 
     def states(self, plan: TilePlan) -> TileStates | None:
         """The states of the plan's sequences, if the model's layers have such."""
         if self.storage.states is None:
             return None
-        spans = [StateSpan(span.start, span.count, span.blocks) for span in plan.spans]
-        return TileStates(self.storage.states, self.storage.layout.block_size, spans)
+        spans = [StateSpan(span.start, span.count, span.blocks, span.drafts > 0) for span in plan.spans]
+        rows = sum(span.count for span in spans if span.verifies)
+        kept = self.kept_rows(rows) if rows and self.model.kernels is not None else None
+        return TileStates(self.storage.states, self.storage.layout.block_size, spans, kept)
+
+    def kept_rows(self, count: int) -> Tensor:
+        """Memory for so many rows of all recurrent layers of this rank, float32 [rows, number]."""
+        recurrent = self.model.config.recurrent
+        assert recurrent is not None
+        if len(self.kept) < count:
+            own = recurrent.divided(self.storage.layout.ranks)
+            self.kept = torch.empty(count, len(recurrent.layers) * own.made_numbers)
+        return self.kept
 
     def heads_attention(self, generated: bool, spans: Sequence[TileSpan], positions: list[int]) -> PagedAttention:
         owners = [span.blocks for span in spans for _ in range(span.count)]

@@ -16,6 +16,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
+from pontil.gpu_ops.kernels.weights.structures import TileFields
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.adapters import ModelAdapters
@@ -187,6 +188,11 @@ class Decoder(ABC):
             if states is not None:
                 states.record(layers, hidden)
         return self.fused[-1].only(rest(hidden, tile), tile, rows)
+
+    def take_kept(self, accepted: TileFields) -> None:
+        assert self.stack is not None
+        self.stack.layers.take_kept(accepted)
+        self.fused[-1].layer.take_kept(accepted)
 
     @torch.inference_mode()
     def serve_experts(self) -> None:

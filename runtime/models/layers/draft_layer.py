@@ -14,6 +14,7 @@ from torch import Tensor, cat
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kernels.weights.structures import TileFields
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.parameters.draws import RankedRows
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
@@ -87,6 +88,9 @@ class DraftLayer:
     ) -> Tensor:
         assert inputs.is_floating_point() and states is None and deep is None
         return self.layer.forward_fused(inputs, tile, rows)
+
+    def take_kept(self, accepted: TileFields) -> None:
+        self.layer.take_kept(accepted)
 
     def serve_experts(self) -> None:
         self.layer.serve_experts()

@@ -169,6 +169,9 @@ class Driver:
             self.orders.add("tiles", self.plans.write(plan))
             self.flush()
 
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        self.orders.add("accepted", *counts)
+
     def flush(self) -> None:
         """Send the orders that wait, if there are any. Followers on other hosts get an empty plan after a while
         without one: nothing else tells that they are gone."""

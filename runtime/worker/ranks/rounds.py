@@ -88,6 +88,9 @@ class ExpertRounds(Rounds):
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Do nothing: each rank has its own blocks."""
 
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        """Do nothing: each rank has its own sequences."""
+
     def run(self, plan: TilePlan) -> None:
         """Begin the round in which a tile is computed."""
         self.enter(len(plan.ids))

@@ -106,7 +106,7 @@ def put_together(
         room = loaded.kept.num_blocks
     first_epoch = first_epoch_of(config)
     num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room, first_epoch)
-    block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
+    block_bytes = layout.block_bytes + (0 if draft is None else draft.bytes_beside(layout))
     rounds.agree((loaded.fingerprint, layout.fingerprint(), loaded.kernels), num_blocks, model.serve_experts)
     model_config = fit(loaded.config, config, layout, num_blocks, block_bytes)
     storage = loaded.open_storage(num_blocks, first_epoch)

@@ -50,13 +50,21 @@ class LoadedDraft:
     mapped: MappedFile | None = None
     step_bytes: int = 0
 
+    def blocks_beside(self, target: KVLayout, count: int) -> int:
+        """Return how many blocks hold as many tokens as so many of the target's."""
+        return count * target.block_size // self.layout.block_size
+
+    def bytes_beside(self, target: KVLayout) -> int:
+        """The memory of as many tokens as a block of the target's has."""
+        return self.blocks_beside(target, 1) * self.layout.block_bytes
+
     def shared_blocks(self, config: WorkerConfig, target: ModelPart) -> int:
-        """Return how many blocks both models have, of the memory that the target had room for: the KV memory holds as
-        many tokens of one as of the other. A GPU's free memory was measured before the draft model was there."""
+        """Return how many blocks the target has of the memory that it had room for alone: the KV memory holds as many
+        tokens of one model as of the other. A GPU's free memory was measured before the draft model was there."""
         size = target.num_blocks * target.layout.block_bytes
         if config.kv_cache_memory is None and config.device != "cpu":
             size -= self.weight_bytes + self.step_bytes
-        return max(0, size) // (target.layout.block_bytes + self.layout.block_bytes)
+        return max(0, size) // (target.layout.block_bytes + self.bytes_beside(target.layout))
 
 
 def load_draft(config: WorkerConfig, target: ModelPart, report: Reporter) -> LoadedDraft | None:
@@ -126,7 +134,9 @@ def draft_settings(
 
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:
-    storage, pool = KVStorage(draft.layout, num_blocks, draft.model.device), BlockPool(num_blocks)
+    """Open the memory of a draft model beside so many blocks of the target's, and have it guess once."""
+    count = draft.blocks_beside(target.layout, num_blocks)
+    storage, pool = KVStorage(draft.layout, count, draft.model.device), BlockPool(count)
     size, runner = target.config.vocab_size, draft_runner(config, draft.model, storage)
     record_steps(runner)
     if isinstance(runner, DraftLayerRunner | DeviceLayerRunner):

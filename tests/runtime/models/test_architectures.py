@@ -26,7 +26,7 @@ CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 LENGTHS = (1, 36, 64, 200)
 COUNT = examples(16, 64)
 # Position after position takes torch seconds; the kernels compute them by default (test_kernels.py).
-BY_KERNELS = {"qwen3_next", "qwen3_5_text", "granitemoehybrid", "granitemoehybrid-dense"}
+BY_KERNELS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "granitemoehybrid-dense"}
 # By default each architecture computes the logits of transformers, in any cutting. Each kind of attention, of cells, of
 # experts and of their choice is in one of these, which compute in company too, and in both types with --long.
 IN_FLOAT32, IN_BFLOAT16 = {"glm4_moe"}, {"qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3"}

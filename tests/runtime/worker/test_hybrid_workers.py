@@ -15,7 +15,6 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.cache.layout import layout_for
 from pontil.runtime.cache.prefix import STATE_TOKENS
-from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.worker.start import kv_tiers
 
@@ -122,8 +121,3 @@ def test_evicted_states_are_read_back(
     ask("once more", other)
     assert ask("turn", [*prompt(600), *first[0], 7, 8])[1] == 607
     everyone_clean(proxy)
-
-
-def test_what_a_state_cannot_do_is_refused_at_the_start(hybrid: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="leave --speculative-tokens"):
-        open_worker(hybrid, tmp_path, "mixed:0", "mixed", **SETTINGS, speculative_tokens=2)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of several kinds, and their answers from an engine, to compare those with drafts to those without."""
 
+import random
+from collections import abc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tiny import Rig, check_free, name_of, rig, sequence
+from tiny import VOCAB, Rig, check_free, name_of, rig, sequence
 
+from pontil.runtime.engine.drafts.drafter import Draft, LookupDrafter
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.engine.sequences.token_rules import StopCheck
@@ -81,3 +84,34 @@ class Stops(StopCheck):
     def feed(self, token_id: int) -> str | None:
         self.seen.append(token_id)
         return "stop" if tuple(self.seen[-len(self.ids) :]) == self.ids else None
+
+
+class Oracle(LookupDrafter):
+    """Guesses of which a chosen number are right: `answer` tells what a sequence will say."""
+
+    def __init__(self, chance: random.Random, answer: Callable[[Sequence], list[int]]) -> None:
+        self.chance, self.answer = chance, answer
+
+    def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
+        drafts = list[Draft]()
+        for one in sequences:
+            draft = self.draft(self.answer(one)[len(one.output) :], one.guessable(min(most, room)))
+            room -= len(draft)
+            drafts.append(draft)
+        return drafts
+
+    def draft(self, rest: list[int], most: int) -> Draft:
+        count = self.chance.randint(0, most)
+        right = self.chance.randint(0, count)
+        wrong = [(token + 1) % VOCAB for token in rest[right:]]
+        return (*rest[:right], *wrong, *[0] * count)[:count]
+
+
+class Always(Oracle):
+    """Guesses that are all right."""
+
+    def __init__(self, answer: Callable[[Sequence], list[int]]) -> None:
+        super().__init__(random.Random(0), answer)
+
+    def draft(self, rest: list[int], most: int) -> Draft:
+        return tuple(rest[:most])

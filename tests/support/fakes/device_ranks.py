@@ -28,6 +28,9 @@ class TurnFollowers:
     def run(self, plan: TilePlan) -> None:
         self.told.append(self.writer.write(plan))
 
+    def take_accepted(self, counts: Sequence[int]) -> None:
+        raise AssertionError("no layer has states")
+
     def follow(self, follower: DeviceFollower) -> None:
         """Do all that is told until the driver is over."""
         while self.turns.wait(lambda: bool(self.told) or self.is_over) and self.told:

@@ -96,7 +96,7 @@ COMMON_NAMES = (
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
 NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
-HYBRIDS = ("qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "granitemoehybrid-dense")
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "granitemoehybrid", "granitemoehybrid-dense")
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:

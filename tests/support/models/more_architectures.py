@@ -14,6 +14,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     MixtralConfig,
     PretrainedConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
@@ -74,6 +75,9 @@ MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
     ),
     "qwen3_next": lambda sizes: Qwen3NextConfig(**(HYBRID_EXPERTS | sizes | HYBRID), num_experts_per_tok=2),
     "qwen3_5_text": lambda sizes: Qwen3_5TextConfig(**(sizes | HYBRID), tie_word_embeddings=True),
+    "qwen3_5_moe_text": lambda sizes: Qwen3_5MoeTextConfig(
+        **(HYBRID_EXPERTS | sizes | HYBRID), num_experts_per_tok=2
+    ),
     "mixtral": lambda sizes: MixtralConfig(
         **sizes, num_local_experts=sizes.get("num_experts", 5), num_experts_per_tok=2, sliding_window=65
     ),
