@@ -21,7 +21,6 @@ from pontil.runtime.loaders.fetching import only_one, say, show_progress, sync
 from pontil.runtime.loaders.gguf.parts import first_part
 from pontil.runtime.loaders.hub.hub_cache import RepositoryFolder
 from pontil.runtime.loaders.hub.hub_name import HubName, read_hub_name
-from pontil.runtime.loaders.hub.hub_pull import pull_from_hub
 
 STDERR = 2
 DOWNLOAD_TIMEOUT = 1800.0
@@ -72,6 +71,9 @@ def pull(source: BuiltinModel | HubName, cache_dir: Path, access: HubAccess) -> 
     """Fetch what is missing of a model, of a hub's its newest state; return its path and how many bytes came. Raises
     ModelError."""
     if isinstance(source, HubName):
+        # A launch whose models are here has no use for HTTP.
+        from pontil.runtime.loaders.hub.hub_pull import pull_from_hub
+
         return pull_from_hub(source, cache_dir, access)
     is_here = is_whole(cache_dir.expanduser() / source.name, source)
     return fetch(source, cache_dir), 0 if is_here else source.size

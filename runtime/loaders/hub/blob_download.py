@@ -116,16 +116,17 @@ class BlobDownload:
 
     def copy(self, response: HTTPResponse, write: Callable[[bytes], object], have: int) -> None:
         """Copy what comes behind the first bytes, never more than the whole has."""
+        size = self.file.size
         for chunk in self.client.chunks(response):
-            have += len(chunk)
-            if have > self.file.size:
+            percent, have = have * 100 // size, have + len(chunk)
+            if have > size:
                 self.forget()
                 raise ModelError(
-                    f"the hub sends more of {self.file.path} than the {self.file.size} bytes that it states: "
-                    "try again later"
+                    f"the hub sends more of {self.file.path} than the {size} bytes that it states: try again later"
                 )
             write(chunk)
-            self.shows(have)
+            if have * 100 // size > percent:
+                self.shows(have)
 
     def is_right(self) -> bool:
         """Return whether the partial file has the digest of the whole: SHA-256, or that of Git's object."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from fake_hub import COMMIT, LATER, MODEL, FakeHub, HubFault, oid
+from huggingface_hub import snapshot_download
 from synced_names import note_syncs
 
+from pontil.runtime.config.hub_access import HubAccess
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import local_model, resolve_model
 from pontil.runtime.loaders.hub import hub_cache, hub_pull
@@ -43,6 +45,11 @@ def test_a_model_is_fetched_once_without_code_and_found_without_a_network(
     assert pull() == (path, 0)
 
 
+def test_a_launch_fetches_what_the_cache_lacks(hub: FakeHub, tmp_path: Path) -> None:
+    path = resolve_model(f"{MODEL}:Q8_0", tmp_path / "cache", HubAccess(hub.url))
+    assert path.name == "a-Q8_0.gguf" and path.read_bytes() == hub.files["a-Q8_0.gguf"]
+
+
 def hub_lists(hub: FakeHub) -> int:
     """Return the bytes of the pages that are no files."""
     return hub.sent - sum(len(hub.files[name]) for name, _ in hub.asked_files())
@@ -59,6 +66,8 @@ def test_the_layout_is_the_one_of_huggingface_hub(hub: FakeHub, pull: Pull, tmp_
     assert (path / "config.json").readlink() == Path("../../blobs") / oid(b"{}")
     assert (path / "sub" / "a b.json").readlink() == Path("../../../blobs") / oid(b"[]")
     assert not list(cached(tmp_path).rglob("*.partial")) and not list(cached(tmp_path).rglob("*.etag"))
+    found = snapshot_download(MODEL, cache_dir=tmp_path / "cache" / "hub", local_files_only=True)
+    assert Path(found) == path
 
 
 def test_a_cache_that_huggingface_hub_filled_is_found(tmp_path: Path) -> None:
