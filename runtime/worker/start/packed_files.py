@@ -19,6 +19,7 @@ from typing import IO
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
 from pontil.gpu_ops.kernels.weights.places import PARTIAL
 from pontil.runtime.foundation.file_lock import lock_within
+from pontil.runtime.loaders.hub.hub_cache import repository_of
 from pontil.runtime.probe.host_memory import gibibytes
 from pontil.runtime.probe.packed_share import FOLDER, lack_of_room
 
@@ -61,12 +62,14 @@ class PackedFile:
 
     @property
     def model(self) -> str:
-        """The name of the model's file, or of its folder where that is one of Hugging Face."""
+        """The name of the model's file, or of its folder where that is one of Hugging Face, or of its repository."""
         files = self.about.get("files")
         if not isinstance(files, list) or not files:
             return "-"
         first = Path(files[0])
-        return first.name if first.suffix == ".gguf" else first.parent.name
+        if first.suffix == ".gguf":
+            return first.name
+        return repository_of(first.parent) or first.parent.name
 
     @property
     def title(self) -> str:

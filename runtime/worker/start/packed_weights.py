@@ -64,7 +64,7 @@ class PackedModel:
         """The facts that a file of these weights states."""
         return {
             "fingerprint": self.fingerprint,
-            "files": [str(path.resolve()) for path in self.files],
+            "files": [str(path.parent.resolve() / path.name) for path in self.files],
             "kernels": self.kernels,
             "dtype": self.dtype,
             "quantization": self.quantization,

@@ -79,6 +79,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/foundation": set(),
     "runtime/loaders/facts": {"runtime/models/architectures", "runtime/models/config"},
     "runtime/loaders/gguf": {"runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config"},
+    "runtime/loaders/fetching": set(),
+    "runtime/loaders/hub": {"runtime/loaders/facts", "runtime/loaders/fetching", "runtime/loaders/gguf"},
     "runtime/tokenizer": {"runtime/loaders/gguf/header"},
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/grammar/processes": {"runtime/grammar"},
@@ -89,8 +91,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/encoder_config",
     },
     "runtime/loaders": {
-        "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models/architectures",
-        "runtime/models/config",
+        "runtime/loaders/facts", "runtime/loaders/fetching", "runtime/loaders/gguf", "runtime/loaders/hf",
+        "runtime/loaders/hub", "runtime/models/architectures", "runtime/models/config",
     },
     "runtime/models/families": {"gpu_ops/kv", "runtime/models", "runtime/models/layers"},
     "runtime/probe": {
@@ -187,8 +189,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
-        "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
+        "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/loaders/hub", "runtime/models",
+        "runtime/models/families", "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire",
+        "runtime/worker/ranks",
     },
     "runtime/worker/links": {
         "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",

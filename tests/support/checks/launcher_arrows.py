@@ -40,6 +40,9 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
         "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/receipts", "launcher/roles",
         "launcher/supervisor",
     },
+    "launcher/models": {
+        "launcher/commands", "launcher/options", "runtime", "runtime/loaders/builtin", "runtime/worker/start",
+    },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
         "launcher/plan",

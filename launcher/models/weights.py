@@ -25,7 +25,7 @@ def weights(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from pontil.launcher.roles import packed_weights
+    from pontil.launcher.models.weight_files import packed_weights
 
     rows = packed_weights(read_environment().cache_directory)
     if as_json:
@@ -56,7 +56,7 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 def verify(names: tuple[str, ...]) -> int:
     """Read files of packed weights whole and compare their sums: exit code 1 when one is damaged or incomplete. NAME is
     a model's name, or the beginning of a file's; without one all are read."""
-    from pontil.launcher.roles import verify_weights
+    from pontil.launcher.models.weight_files import verify_weights
 
     damages = 0
     for title, damage in verify_weights(read_environment().cache_directory, names):
@@ -69,7 +69,7 @@ def verify(names: tuple[str, ...]) -> int:
 def prune() -> None:
     """Remove files that code of another version packed, and those that are damaged or unfinished, unless a process maps
     them or packs these weights. Another version that is still used packs its weights anew."""
-    from pontil.launcher.roles import prune_weights
+    from pontil.launcher.models.weight_files import prune_weights
 
     for line in prune_weights(read_environment().cache_directory):
         click.echo(f"{line}: removed")
@@ -84,7 +84,7 @@ def remove(names: tuple[str, ...], everything: bool) -> int:
     Processes that map a file keep what they have, and its memory and disk space are free once these end; a worker that
     starts later packs the weights anew. A file that is being written is left: exit code 1.
     """
-    from pontil.launcher.roles import remove_weights
+    from pontil.launcher.models.weight_files import remove_weights
 
     if bool(names) == everything:
         raise OptionError("say which packed weights to remove: by NAME, or --all.")
