@@ -213,3 +213,33 @@ def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> No
         assert served.metric('pontil_failovers_total{cause="moved"}') > 0
         assert served.metric("pontil_ledger_imbalance") == 0
         assert not served.metric('pontil_failovers_total{cause="silent"}')
+
+
+# Clients of which each asks anew when it has its answer: they give workers of any speed as much as they can do.
+ANSWERED, PROMPTING = 16, 6
+THREE_WORKERS = ("--prefill", "cpu:0,cpu:1", "--decode", "cpu:1", "--share-devices", "--disagg", "always")
+
+
+def of_ids(clients: int, prompt: int, answer: int) -> list[dict[str, Any]]:
+    """Return a request of each client."""
+    body = {"model": MODEL, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
+    return [body | {"prompt": [100 + client, *range(200, 199 + prompt)]} for client in range(clients)]
+
+
+def workers_of(served: Served, role: str) -> int:
+    return sum((row.get("assigned_role") or row["role"]) == role for row in served.topology().values())
+
+
+@LONG  # A load goes on until what is measured of it is sure enough for a change; the choice is tried in virtual time.
+def test_roles_follow_a_load_that_shifts(tmp_path: Path) -> None:
+    """While answers are asked for two workers decode, and while prompts are two compute these; answers stay equal."""
+    with launched(tmp_path, *THREE_WORKERS, "--balance", "auto", "--no-prefix-caching") as served:
+        assert (workers_of(served, "prefill"), workers_of(served, "decode")) == (2, 1)
+        with RolloutLoad(served, of_ids(ANSWERED, 16, 120)) as answers:
+            wait_for(lambda: workers_of(served, "decode") == 2, 240, "a second decode worker")
+        answers.check()
+        with RolloutLoad(served, of_ids(PROMPTING, 600, 2)) as prompts:
+            wait_for(lambda: workers_of(served, "prefill") == 2, 240, "a second prefill worker")
+        prompts.check()
+        assert served.metric("pontil_ledger_imbalance") == 0
+        assert not served.metric('pontil_failovers_total{cause="died"}')
