@@ -97,13 +97,16 @@ class Arithmetic:
     """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
     those of ranks that are `row_parallel` have bits that depend on the number of ranks. Ranks that are
     `expert_parallel` compute the same bits in another place, and those that are `data_parallel` those of other rows
-    (docs/decisions/094). Those that are named in `by_torch` are computed by other kernels (docs/decisions/124)."""
+    (docs/decisions/094). Those that are named in `by_torch` are computed by other kernels (docs/decisions/124). On a
+    GPU products have places for `adapters` only where some may come: each step starts kernels for them
+    (docs/decisions/154)."""
 
     deterministic: bool = False
     row_parallel: bool = False
     expert_parallel: bool = False
     data_parallel: bool = False
     by_torch: tuple[str, ...] = ()
+    adapters: bool = False
 
 
 USUAL = Arithmetic()

@@ -17,6 +17,7 @@ from pontil.runtime.engine.device.captured_steps import CapturedSteps
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_inputs import (
+    adapter_sections,
     generated_sections,
     given_sections,
     query_tiles,
@@ -50,7 +51,7 @@ class DeviceLimits:
     def words(self) -> int:
         """Words of a step's inputs whose number is bounded."""
         rows = self.generated + self.prompt
-        return rows * 32 + (self.generated + 1) * (self.blocks + 4)
+        return rows * 36 + (self.generated + 1) * (self.blocks + 4)
 
 
 def drawn_whole(plan: TilePlan) -> bool:
@@ -110,8 +111,13 @@ class TileForward:
 
     def fixed_sections(self, plan: TilePlan) -> list[Array]:
         """Sections whose sizes follow from the number of rows alone."""
+        return self.sections_of(plan, self.rows(plan))
+
+    def sections_of(self, plan: TilePlan, rows: int) -> list[Array]:
         make = generated_sections if plan.generated else row_sections
-        return make(plan, self.rows(plan), self.storage.layout.block_size)
+        made = make(plan, rows, self.storage.layout.block_size)
+        adapters = self.model.adapters.products
+        return [*made, *adapter_sections(plan, rows, self.limits.generated)] if adapters else made
 
     def free_sections(self, plan: TilePlan) -> list[Array]:
         """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
@@ -143,9 +149,9 @@ class TileForward:
         are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
         self.attention.plan(self.storage.tensor, partial(self.runs, plan))
         if not plan.generated:
-            ids, positions, slots = fixed
+            ids, positions, slots, *adapters = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
-            return self.forward(ids, tile, given).index_select(0, free[2])
+            return self.forward(ids, tile, adapters, given).index_select(0, free[2])
         self.tables[: free[0].shape[0], : free[0].shape[1]].copy_(free[0])
         width = self.width(plan)
         hidden = self.recorded(fixed, width, given) if leads else self.decode(fixed, width, given)
@@ -175,14 +181,14 @@ class TileForward:
     def record(self, shapes: Sequence[Shape], send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
         """Record decode steps of some shapes. `send` puts sections where those of a step's first tile are."""
         for rows, width in shapes:
-            fixed_sections = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            fixed_sections = send(self.sections_of(NO_ROWS, rows))
             empty = runs_of(NO_ROWS, rows, width)
             self.attention.plan(self.storage.tensor, lambda runs=empty: runs)  # type: ignore[misc]
             self.captured.record((rows, width), partial(self.decode, fixed_sections, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int, given: GivenRows = NOTHING_GIVEN) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
-        ids, positions, slots, owners, lengths = fixed
+        ids, positions, slots, owners, lengths, *adapters = fixed
         # Only rank 0 has drawn them.
         self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
@@ -190,9 +196,11 @@ class TileForward:
             given = replace(given, entering=self.entering[: len(ids)])
         if given.entering is None:
             ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
-        return self.forward(ids, tile, given)
+        return self.forward(ids, tile, adapters, given)
 
-    def forward(self, ids: Tensor, tile: DeviceTile, given: GivenRows) -> Tensor:
+    def forward(self, ids: Tensor, tile: DeviceTile, adapters: Sequence[Tensor], given: GivenRows) -> Tensor:
+        if adapters:
+            self.model.adapters.rows.place(*adapters)
         inputs = ids if given.entering is None else given.entering
         attention = self.attention.attention(self.storage.tensor, tile)
         return self.model.forward(inputs, tile.positions, attention, given.states, given.media)

@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.gpu_ops.kernels.tile import TileSpan, adapters_of_rows
 from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, cut
+from pontil.gpu_ops.products.adapters import row_tiles
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -44,6 +45,11 @@ def generated_sections(plan: TilePlan, rows: int, block_size: int) -> list[Array
     owners[:count] = np.repeat(np.arange(len(plan.spans), dtype=np.int32), [span.count for span in plan.spans])
     lengths[:count] = sections[1][:count] + 1
     return [*sections, owners, lengths]
+
+
+def adapter_sections(plan: TilePlan, rows: int, most: int) -> list[Array]:
+    """The rows of each adapter, of at most so many adapters: the sections of `row_tiles`."""
+    return [*row_tiles(adapters_of_rows(plan.spans), rows, most)]
 
 
 def given_sections(plan: TilePlan, rows: int) -> list[Array]:

@@ -120,11 +120,13 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if config.row_parallel:
         named = f"{named}{ROW_PARALLEL}{config.ranks}"
     kept = open_kept(config, model_config, checkpoint.fingerprint, layout, dtype, named)
-    left = None if kept is None else kept.num_blocks
-    num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
+    num_blocks = None if kept is None else kept.num_blocks
+    adapters = put_adapters(model, config)
+    if num_blocks is None:
+        num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable, room_of_adapters(config, adapters))
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped, put_adapters(model, config),
+        weights.shelf.mapped, adapters,
     )  # fmt: skip
 
 
@@ -147,6 +149,15 @@ def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
         made.put(known.by_digest[digest].used.number)
         known.load(digest, made.nbytes)
     return known
+
+
+def room_of_adapters(config: WorkerConfig, adapters: KnownAdapters) -> int:
+    """Return the bytes that adapters may take besides those in memory: what is left of a limit, and one more, which is
+    read before others leave."""
+    if config.adapter_memory is None or not (config.adapter or config.adapter_directory):
+        return 0
+    largest = max((one.nbytes for one in adapters.by_digest.values()), default=0)
+    return max(0, config.adapter_memory - adapters.nbytes) + largest
 
 
 def open_kept(
@@ -223,7 +234,8 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
-    arithmetic = Arithmetic(config.deterministic, *ways, by_torch=() if device.type == "cpu" else config.kernel_backend)
+    by_torch = () if device.type == "cpu" else config.kernel_backend
+    arithmetic = Arithmetic(config.deterministic, *ways, by_torch, bool(config.adapter or config.adapter_directory))
     return Weights(telling, device, torch_dtype, packing, communicator, checkpoint.config.weight_block, arithmetic)
 
 
@@ -356,14 +368,14 @@ def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
     return replace(model, max_model_len=asked)
 
 
-def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: int = 0) -> int:
+def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: int = 0, adapters: int = 0) -> int:
     """Return the number of blocks in the KV memory: the configured size, else what weights and steps leave of a GPU's,
     or a share of the free memory of the host, but not more than all seats at the longest context can use. Weights that
     are `mapped` from a file have so many bytes of that memory: they are read in each step."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory // layout.block_bytes
     if model.device.type == "cuda":
-        return measure_room(config, model, layout, TorchMeter(model.device)).kv // layout.block_bytes
+        return measure_room(config, model, layout, TorchMeter(model.device), adapters).kv // layout.block_bytes
     # Block 0 is padding.
     usable = config.step_size.seats * layout.blocks_for(model.config.max_model_len) + 1
     size = min(MOST_CPU_KV_BYTES, int(max(0, host_room().bytes - mapped) * CPU_KV_SHARE))
