@@ -9,6 +9,7 @@
 #   alike     the same pair with --deterministic: answers alone and in company
 #   replay    a pair with little KV memory, whose sequences are preempted: answers alone and in company
 #   adapters  a pair with adapters of several ranks: each beside a CPU's answers, alone and in company
+#   hybrid    a pair with a small model of recurrent layers and random weights: beside a CPU's answers, and in company
 #   ranks     workers of two ranks, one on each device, beside a CPU's answers
 #   fast      the same with the fast arithmetic of ranks, where this version has it
 #   attention FlashAttention-3 and FlashInfer, if they are installed: beside our kernels, a CPU's answers, and figures
@@ -22,7 +23,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
-steps=(kernels second pair alike replay adapters ranks fast attention parts figures sanitizer)
+steps=(kernels second pair alike replay adapters hybrid ranks fast attention parts figures sanitizer)
 limit=480
 venv=.venv
 device=cuda:0
@@ -40,7 +41,7 @@ while [ $# -gt 0 ]; do
         --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
-        -h | --help) sed -n '3,21s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,22s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
         *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
             chosen+=("$1") ;;
@@ -146,6 +147,15 @@ work() {
             serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
             beside_a_cpu "$url" --alike --models ,rank-8,rank-16,rank-40
             rm -r "$own" ;;
+        hybrid)
+            local folder
+            folder=$(mktemp -d)
+            PYTHONPATH=.:tests/support/models "$python" -c 'import pathlib, sys, app, tiny_hybrid
+tiny_hybrid.write_tiny_hybrid(pathlib.Path(sys.argv[1]), "bfloat16")' "$folder"
+            model=$folder
+            serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
+            beside_a_cpu "$url" --alike
+            rm -r "$folder" ;;
         ranks | fast)
             model=$divided
             local arithmetic=()

@@ -133,6 +133,10 @@ class RecurrentConfig:
         """The float32 numbers of the state of one layer: the matrices, and the channels of the last positions."""
         return self.value_heads * self.key_dim * self.value_dim + (self.width - 1) * self.channels
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        return self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width
+
     def divided(self, ranks: int) -> "RecurrentConfig":
         """The part of one of so many ranks, which divide the heads."""
         return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)

@@ -131,14 +131,10 @@ def check_dispatch(config: ModelConfig, flag: str = "--expert-parallel") -> None
         raise ModelError(f"this model has no experts, and {flag} shares them out: leave it out")
 
 
-def check_states(config: ModelConfig, device: str, guesses: bool) -> None:
-    """Raise ModelError if the model has recurrent layers, whose states cannot be had on this device, or go back over
-    tokens that were guessed."""
-    if config.recurrent is None:
-        return
-    if device != "cpu":
-        raise ModelError("recurrent layers are computed on CPUs only by this version: start the worker on a CPU")
-    if guesses:
+def check_states(config: ModelConfig, guesses: bool) -> None:
+    """Raise ModelError if the model has recurrent layers, whose states cannot go back over tokens that were
+    guessed."""
+    if config.recurrent is not None and guesses:
         options = "--speculative-tokens and --speculative-model"
         raise ModelError(f"states of recurrent layers do not go back over guesses: leave {options} out")
 

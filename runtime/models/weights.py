@@ -156,9 +156,13 @@ class Weights:
 
         def make() -> tuple[Weight, Tensor | None]:
             weights = [self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split())) for name, outputs in parts]
-            return self.rounded(torch.cat(weights)[list(order)]), None
+            return self.rounded(self.chosen(torch.cat(weights), order)), None
 
         return self.product(parts[0][0], make)
+
+    def chosen(self, tensor: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of a tensor, in this order."""
+        return tensor.index_select(0, torch.tensor(rows, dtype=torch.int64).to(self.device))
 
     def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
         def make() -> tuple[ProductWeight, Tensor | None]:

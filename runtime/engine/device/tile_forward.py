@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend, TileRuns
+from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
+from pontil.gpu_ops.kv.states import HybridAttention, states_on
+from pontil.gpu_ops.parameters.recurrent import StateTile
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.captured_steps import CapturedSteps
@@ -22,6 +25,7 @@ from pontil.runtime.engine.device.tile_inputs import (
     given_sections,
     query_tiles,
     row_sections,
+    state_sections,
     table,
 )
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -36,7 +40,8 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The most generated rows and the most prompt rows of a tile, and the most blocks of a sequence."""
+    """The most generated rows and the most prompt rows of a tile, and the most blocks of a sequence: pages, where these
+    are a part of a block."""
 
     generated: int
     prompt: int
@@ -105,7 +110,7 @@ class TileForward:
 
     def width(self, plan: TilePlan) -> int:
         """The width of the tables of a tile of generated positions."""
-        block_size = self.storage.layout.block_size
+        block_size = self.storage.layout.page_size
         longest = max((-(-(span.start + span.count) // block_size) for span in plan.spans), default=1)
         return bucket_of(longest, self.widths)
 
@@ -114,14 +119,27 @@ class TileForward:
         return self.sections_of(plan, self.rows(plan))
 
     def sections_of(self, plan: TilePlan, rows: int) -> list[Array]:
+        """Those of rows, then of adapters and of states, where the model has such."""
+        layout, most = self.storage.layout, self.limits.generated
         make = generated_sections if plan.generated else row_sections
-        made = make(plan, rows, self.storage.layout.block_size)
-        adapters = self.model.adapters.products
-        return [*made, *adapter_sections(plan, rows, self.limits.generated)] if adapters else made
+        made = make(self.paged(plan), rows, layout.page_size)
+        if self.model.adapters.products:
+            made += adapter_sections(plan, rows, most)
+        if layout.has_states:
+            made += state_sections(plan.spans, rows, most, layout.block_size)
+        return made
+
+    def paged(self, plan: TilePlan) -> TilePlan:
+        """The plan with the numbers of pages in the place of those of blocks: attention reads pages."""
+        layout = self.storage.layout
+        if not layout.has_states:
+            return plan
+        spans = [replace(span, blocks=layout.pages_of(span.blocks, span.start + span.count)) for span in plan.spans]
+        return replace(plan, spans=spans)
 
     def free_sections(self, plan: TilePlan) -> list[Array]:
         """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
-        sections = [table(plan.spans, self.storage.layout.block_size)]
+        sections = [table(self.paged(plan).spans, self.storage.layout.page_size)]
         if not plan.generated:
             sections.append(query_tiles(plan, self.query_tiles))
         if not drawn_whole(plan):
@@ -149,9 +167,9 @@ class TileForward:
         are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
         self.attention.plan(self.storage.tensor, partial(self.runs, plan))
         if not plan.generated:
-            ids, positions, slots, *adapters = fixed
+            ids, positions, slots, *more = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
-            return self.forward(ids, tile, adapters, given).index_select(0, free[2])
+            return self.forward(ids, tile, more, given).index_select(0, free[2])
         self.tables[: free[0].shape[0], : free[0].shape[1]].copy_(free[0])
         width = self.width(plan)
         hidden = self.recorded(fixed, width, given) if leads else self.decode(fixed, width, given)
@@ -188,7 +206,7 @@ class TileForward:
 
     def decode(self, fixed: Sequence[Tensor], width: int, given: GivenRows = NOTHING_GIVEN) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
-        ids, positions, slots, owners, lengths, *adapters = fixed
+        ids, positions, slots, owners, lengths, *more = fixed
         # Only rank 0 has drawn them.
         self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
@@ -196,13 +214,19 @@ class TileForward:
             given = replace(given, entering=self.entering[: len(ids)])
         if given.entering is None:
             ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
-        return self.forward(ids, tile, adapters, given)
+        return self.forward(ids, tile, more, given)
 
-    def forward(self, ids: Tensor, tile: DeviceTile, adapters: Sequence[Tensor], given: GivenRows) -> Tensor:
-        if adapters:
-            self.model.adapters.rows.place(*adapters)
+    def forward(self, ids: Tensor, tile: DeviceTile, more: Sequence[Tensor], given: GivenRows) -> Tensor:
+        """The layers. `more` are the sections of adapters and of states."""
         inputs = ids if given.entering is None else given.entering
-        attention = self.attention.attention(self.storage.tensor, tile)
+        attention: PagedAttention = self.attention.attention(self.storage.tensor, tile)
+        if self.model.adapters.products:
+            order, tiles, *more = more
+            self.model.adapters.rows.place(order, tiles)
+        if self.storage.states is not None:
+            spans, rows = more
+            own = StateTile(spans, rows, self.storage.layout.block_size)
+            attention = HybridAttention(attention, states_on(self.storage.states, own))
         return self.model.forward(inputs, tile.positions, attention, given.states, given.media)
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from pontil.gpu_ops.kernels.tile import TileSpan, adapters_of_rows
 from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, cut
+from pontil.gpu_ops.parameters.recurrent import SPAN_NUMBERS
 from pontil.gpu_ops.products.adapters import row_tiles
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.step_buffer import Array
@@ -50,6 +51,21 @@ def generated_sections(plan: TilePlan, rows: int, block_size: int) -> list[Array
 def adapter_sections(plan: TilePlan, rows: int, most: int) -> list[Array]:
     """The rows of each adapter, of at most so many adapters: the sections of `row_tiles`."""
     return [*row_tiles(adapters_of_rows(plan.spans), rows, most)]
+
+
+def state_sections(spans: Sequence[TileSpan], rows: int, most: int, block_size: int) -> list[Array]:
+    """The numbers of a StateTile of so many rows, those of padding last, and at most so many spans, whose blocks have
+    so many positions: their sizes follow from these."""
+    numbers = np.zeros((min(rows, most), SPAN_NUMBERS + rows // block_size + 2), np.int32)
+    owners, row = np.full(rows, -1, np.int32), 0
+    for place, span in enumerate(spans):
+        own = span.blocks[span.start // block_size : -(-(span.start + span.count) // block_size)]
+        before = span.blocks[(span.start - 1) // block_size] if span.start else 0
+        numbers[place, :SPAN_NUMBERS] = row, span.start, span.count, before
+        numbers[place, SPAN_NUMBERS : SPAN_NUMBERS + len(own)] = own
+        owners[row : row + span.count] = place
+        row += span.count
+    return [numbers, owners]
 
 
 def given_sections(plan: TilePlan, rows: int) -> list[Array]:

@@ -95,7 +95,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
     guesses = config.speculative_tokens > 0 or config.speculative_model is not None
-    check_states(model_config, config.device, guesses)
+    check_states(model_config, guesses)
     if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
     if config.shares_experts:

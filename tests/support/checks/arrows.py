@@ -17,7 +17,7 @@ ARROWS: dict[str, set[str]] = {
     "gpu_ops/triton/per_sequence": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
-    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
+    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton", "gpu_ops/triton/per_sequence"},
     "gpu_ops/attention_backends": {"gpu_ops", "gpu_ops/kv", "gpu_ops/parameters"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv", "gpu_ops/parameters"},
     "gpu_ops/products": {
