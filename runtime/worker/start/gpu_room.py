@@ -19,6 +19,7 @@ from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
@@ -98,6 +99,15 @@ class GpuRoom:
                 f"({self.parts}): raise it, lower --max-num-batched-tokens or --max-num-seqs, choose a smaller "
                 "model or divide it over several GPUs"
             )
+
+
+def room_of_adapters(config: WorkerConfig, adapters: KnownAdapters) -> int:
+    """Return the bytes that adapters may take besides those in memory: what is left of a limit, and one more, which is
+    read before others leave."""
+    if config.adapter_memory is None or not (config.adapter or config.adapter_directory):
+        return 0
+    largest = max((one.nbytes for one in adapters.by_digest.values()), default=0)
+    return max(0, config.adapter_memory - adapters.nbytes) + largest
 
 
 def measure_room(

@@ -27,7 +27,7 @@ from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import AdapterError, ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
@@ -44,7 +44,7 @@ from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
 from pontil.runtime.worker.start.bits_identity import bits_identity
-from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room, room_of_adapters
 from pontil.runtime.worker.start.package_check import check_attention, check_limits, check_results
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
 from pontil.runtime.worker.start.stage_model import PartOnDisk, stage_checkpoint
@@ -133,7 +133,16 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
 def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
     """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
     adapter = read_adapter(Path(directory))
-    return adapter.digest, adapters.made(adapter.own(adapters.shapes, source))
+    own = adapter.own(adapters.shapes, source)
+    try:
+        return adapter.digest, adapters.made(own)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise AdapterError(
+            f"{source} does not fit the memory beside what is there: give --adapter-memory, for which room is kept, or "
+            "lower --gpu-memory-share"
+        ) from error
 
 
 def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
@@ -149,15 +158,6 @@ def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
         made.put(known.by_digest[digest].used.number)
         known.load(digest, made.nbytes)
     return known
-
-
-def room_of_adapters(config: WorkerConfig, adapters: KnownAdapters) -> int:
-    """Return the bytes that adapters may take besides those in memory: what is left of a limit, and one more, which is
-    read before others leave."""
-    if config.adapter_memory is None or not (config.adapter or config.adapter_directory):
-        return 0
-    largest = max((one.nbytes for one in adapters.by_digest.values()), default=0)
-    return max(0, config.adapter_memory - adapters.nbytes) + largest
 
 
 def open_kept(
