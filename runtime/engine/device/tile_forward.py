@@ -122,24 +122,16 @@ class TileForward:
         """Those of rows, then of adapters and of states, where the model has such."""
         layout, most = self.storage.layout, self.limits.generated
         make = generated_sections if plan.generated else row_sections
-        made = make(self.paged(plan), rows, layout.page_size)
+        made = make(plan, rows, layout)
         if self.model.adapters.products:
             made += adapter_sections(plan, rows, most)
         if layout.has_states:
             made += state_sections(plan.spans, rows, most, layout.block_size)
         return made
 
-    def paged(self, plan: TilePlan) -> TilePlan:
-        """The plan with the numbers of pages in the place of those of blocks: attention reads pages."""
-        layout = self.storage.layout
-        if not layout.has_states:
-            return plan
-        spans = [replace(span, blocks=layout.pages_of(span.blocks, span.start + span.count)) for span in plan.spans]
-        return replace(plan, spans=spans)
-
     def free_sections(self, plan: TilePlan) -> list[Array]:
         """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
-        sections = [table(self.paged(plan).spans, self.storage.layout.page_size)]
+        sections = [table(plan.spans, self.storage.layout)]
         if not plan.generated:
             sections.append(query_tiles(plan, self.query_tiles))
         if not drawn_whole(plan):

@@ -15,17 +15,19 @@ from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.gpu_ops.kv.states import TileStates, states_on
 from pontil.gpu_ops.parameters.recurrent import StateTile
+from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import STATE_TOKENS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
-from pontil.runtime.engine.device.tile_inputs import state_sections
+from pontil.runtime.engine.device.tile_inputs import row_sections, state_sections, table
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.tiles.plan import TilePlan
 
 MODELS = ("qwen3_5_text", "bamba")
 
@@ -86,6 +88,25 @@ def test_steps_of_states_wait_for_nothing(path: Path) -> None:
             launched = len(tape.kernels) > 0
             assert (tape.to_device, tape.to_host) == (launched, launched)
         assert there.driver.replays == replays + 4
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_rows_are_in_the_pages_of_their_blocks(page_size: int) -> None:
+    layout = KVLayout(STATE_TOKENS, 1, 1, 32, "float32", page_tokens=page_size, state_numbers=5000)
+    spans = [TileSpan(300, 400, [7, 2, 5]), TileSpan(0, 3, [4])]
+    plan = TilePlan(False, [1] * 403, spans, [], [], [])
+    pages = [layout.pages_of(span.blocks, span.start + span.count) for span in spans]
+    _, positions, slots = row_sections(plan, 404, layout)
+    owners = [0] * 400 + [1] * 3
+    expected = [
+        pages[owner][at // page_size] * page_size + at % page_size
+        for owner, at in zip(owners, positions.tolist(), strict=False)
+    ]
+    assert slots.tolist() == [*expected, -1]
+    found = table(spans, layout)
+    assert [row[: len(own)].tolist() for row, own in zip(found, pages, strict=True)] == pages
+    # No wider than a sequence's tables, whatever its blocks are.
+    assert found.shape[1] == 3 * layout.kv_pages
 
 
 def test_the_reference_finds_the_spans_of_a_tile_again() -> None:
