@@ -180,7 +180,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     paths = {name: resolve_model(name, cache, access) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
     for name, demand in demands.items():
-        check_adapters(config["adapters"][name], paths[name], demand.workers)
+        check_adapters(config["adapters"][name], paths[name])
         draft = demand.speculative_model
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache, access)
@@ -260,7 +260,7 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
         others = other_footprints(beside, here)
         demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
         for name in demands.keys() & here.keys():
-            check_adapters(config["adapters"][name], here[name], demands[name].workers)
+            check_adapters(config["adapters"][name], here[name])
         lines = [memory_lines(here[name], demand, others) for name, demand in demands.items() if name in here]
         if not demands:
             check_room(others, config["gpu_memory"])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the answers of a server on GPUs with those of one on CPUs, and with its own.
 
-    python scripts/gpu_answers.py GPU_URL CPU_URL [--long]
+    python scripts/gpu_answers.py GPU_URL CPU_URL [--long] [--models NAME,...]
 
 Greedy answers must be equal up to the first token for which the CPU's two best were nearly tied: two processors round
 differently. So must the GPU's answers, asked alone and all at once; with --alike, for a server that was started with
---deterministic, token for token. With --long a prompt of about 7,000 tokens is among them. Exits with 1 if any differs,
-and says which question. Standard library only.
+--deterministic, token for token. With --long a prompt of about 7,000 tokens is among them. With --models each question
+is asked of each of these, adapters say. Exits with 1 if any differs, and says which question. Standard library only.
 """
 
 import argparse
@@ -33,14 +33,23 @@ QUESTIONS = (
 LONG = "To bake bread you need flour, water and time. " * 600
 
 Answer = dict[str, Any]
+# A model, "" being the server's own, and a prompt.
+Question = tuple[str, str]
 
 
-def answer(url: str, question: str) -> Answer:
+def answer(url: str, question: Question) -> Answer:
     """Return the tokens of a greedy answer, with the best logprobs at each."""
-    body = {"prompt": question, "max_tokens": TOKENS, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    model, prompt = question
+    own: dict[str, object] = {"model": model} if model else {}
+    body = own | {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     reply, _ = ask(urlsplit(url).netloc, "POST", "/v1/completions", body)
     found: Answer = reply["choices"][0]["logprobs"]
     return found
+
+
+def named(question: Question) -> str:
+    model, prompt = question
+    return f"{model} {prompt[:40]!r}".strip()
 
 
 def difference(ours: Answer, theirs: Answer) -> str | None:
@@ -61,21 +70,24 @@ def main() -> None:
     parser.add_argument("cpu")
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--alike", action="store_true")
+    parser.add_argument("--models", default="")
     given = parser.parse_args()
     gpu, cpu = given.gpu, given.cpu
-    questions = (*QUESTIONS, LONG) if given.long else QUESTIONS
+    prompts = (*QUESTIONS, LONG) if given.long else QUESTIONS
+    # Neighbours are asked of different models.
+    questions = [(model, prompt) for prompt in prompts for model in given.models.split(",")]
     failed = []
     alone = [answer(gpu, question) for question in questions]
     for question, mine in zip(questions, alone, strict=True):
         found = difference(mine, answer(cpu, question))
         if found is not None:
-            failed.append(f"beside the CPU, {question[:40]!r}: {found}")
+            failed.append(f"beside the CPU, {named(question)}: {found}")
     with ThreadPoolExecutor(len(questions)) as pool:
         together = list(pool.map(lambda question: answer(gpu, question), questions))
     for question, mine, crowded in zip(questions, alone, together, strict=True):
         found = difference(mine, crowded)
         if found is not None or (given.alike and mine["tokens"] != crowded["tokens"]):
-            failed.append(f"beside others, {question[:40]!r}: another answer than alone")
+            failed.append(f"beside others, {named(question)}: another answer than alone")
     for line in failed:
         print(line)
     print(f"{len(questions)} questions, {len(failed)} differences")

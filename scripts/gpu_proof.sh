@@ -8,6 +8,8 @@
 #             workers that are killed, answers beside a CPU's
 #   alike     the same pair with --deterministic: answers alone and in company
 #   replay    a pair with little KV memory, whose sequences are preempted: answers alone and in company
+#   adapters  a pair with adapters of several ranks: each beside a CPU's answers, alone and in company
+#   hybrid    a pair with a small model of recurrent layers and random weights: beside a CPU's answers, and in company
 #   ranks     workers of two ranks, one on each device, beside a CPU's answers
 #   fast      the same with the fast arithmetic of ranks, where this version has it
 #   attention FlashAttention-3 and FlashInfer, if they are installed: beside our kernels, a CPU's answers, and figures
@@ -21,7 +23,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
-steps=(kernels second pair alike replay ranks fast attention parts figures sanitizer)
+steps=(kernels second pair alike replay adapters hybrid ranks fast attention parts figures sanitizer)
 limit=480
 venv=.venv
 device=cuda:0
@@ -39,7 +41,7 @@ while [ $# -gt 0 ]; do
         --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
-        -h | --help) sed -n '3,20s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,22s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
         *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
             chosen+=("$1") ;;
@@ -79,6 +81,8 @@ other_device() {
     [ -n "$(lacks second)" ] && echo "$device" || echo "$second"
 }
 
+# What every server is started with.
+common=()
 servers=()
 stop() {
     local pid
@@ -95,7 +99,7 @@ free_port() {
 # Start a server and wait until it answers; sets `url`.
 serve() {
     url=http://127.0.0.1:$(free_port)
-    "$python" app.py launch --model "$model" --port "${url##*:}" --log-level warning "$@" &
+    "$python" app.py launch --model "$model" --port "${url##*:}" --log-level warning ${common[@]+"${common[@]}"} "$@" &
     servers+=($!)
     "$python" scripts/ask.py "$url" "$!"
 }
@@ -133,6 +137,25 @@ work() {
             serve --role mixed --mixed "$device" --share-devices --deterministic --max-model-len 512 \
                 --kv-cache-memory 32MiB
             beside_a_cpu "$url" --alike ;;
+        adapters)
+            local own rank
+            own=$(mktemp -d)
+            for rank in 8 16 40; do
+                "$python" scripts/random_adapter.py "$model" "$own/$rank" --rank "$rank" --seed "$rank"
+                common+=(--adapter "rank-$rank=$own/$rank")
+            done
+            serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
+            beside_a_cpu "$url" --alike --models ,rank-8,rank-16,rank-40
+            rm -r "$own" ;;
+        hybrid)
+            local folder
+            folder=$(mktemp -d)
+            PYTHONPATH=.:tests/support/models "$python" -c 'import pathlib, sys, app, tiny_hybrid
+tiny_hybrid.write_tiny_hybrid(pathlib.Path(sys.argv[1]), "bfloat16")' "$folder"
+            model=$folder
+            serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
+            beside_a_cpu "$url" --alike
+            rm -r "$folder" ;;
         ranks | fast)
             model=$divided
             local arithmetic=()

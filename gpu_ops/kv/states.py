@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.kv.device_states import DeviceStates
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.recurrent import StateTile
 from pontil.gpu_ops.parameters.rotary import HeadTurn
 
 
@@ -92,10 +94,22 @@ class TileStates:
                     self.pool[span.blocks[place], own] = after[last - span.start]
 
 
+def states_on(pool: Tensor, tile: StateTile) -> DeviceStates | TileStates:
+    """Return the states of a tile in a pool; where that is on a CPU, those that torch's operations read."""
+    if pool.device.type != "cpu":
+        return DeviceStates(pool, tile)
+    spans = list[StateSpan]()
+    for _, start, count, before, *own in tile.spans.tolist():
+        # Of the blocks in front of the first position only the last one is read.
+        if count:
+            spans.append(StateSpan(start, count, [before] * (start // tile.block_size) + own))
+    return TileStates(pool, tile.block_size, spans)
+
+
 class HybridAttention:
     """The attention of a tile whose layers are recurrent in part, which read and write its `states`."""
 
-    def __init__(self, attend: PagedAttention, states: TileStates) -> None:
+    def __init__(self, attend: PagedAttention, states: TileStates | DeviceStates) -> None:
         self.attend, self.states = attend, states
 
     def __call__(

@@ -4,26 +4,64 @@
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank, MadeAdapter
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, ROW_TILE, LowRank, MadeAdapter
 from pontil.gpu_ops.products.full_tiles import in_full_tiles
+
+CPU = torch.device("cpu")
+Numbers = NDArray[np.int32]
+
+
+def row_tiles(numbers: Sequence[int], rows: int, most: int) -> list[Numbers]:
+    """Divide the rows that have an adapter into tiles of rows of one: `order` int32 [rows], these rows by the numbers
+    of their adapters, and `tiles` int32 [tiles, 3]: the first place in the order, the count of rows, and the number.
+    How many tiles there are follows from `rows` and the `most` adapters; those of no rows come last.
+
+    `numbers` are those of the first rows; the others have none."""
+    given = np.array(numbers, np.int32)
+    adapted = np.flatnonzero(given != NO_ADAPTER)
+    in_order = adapted[np.argsort(given[adapted], kind="stable")]
+    found, starts, counts = np.unique(given[in_order], return_index=True, return_counts=True)
+    cut = [
+        (start + at, min(ROW_TILE, count - at), number)
+        for number, start, count in zip(found.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        for at in range(0, count, ROW_TILE)
+    ]
+    order, tiles = np.zeros(rows, np.int32), np.zeros((min(rows, rows // ROW_TILE + most), 3), np.int32)
+    order[: len(in_order)] = in_order
+    if cut:
+        tiles[: len(cut)] = cut
+    return [order, tiles]
 
 
 class RowAdapters:
-    """The rows of the tile that a model computes now, grouped by the numbers of their adapters."""
+    """The rows of the tile that a model computes now, in tiles of rows of one adapter, as `row_tiles` makes them."""
 
-    def __init__(self) -> None:
-        self.groups: list[tuple[int, Tensor]] = []
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        self.order, self.tiles = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
 
     def choose(self, numbers: Sequence[int]) -> None:
         """Set the adapter of each row; rows behind these have none."""
-        numbered_rows: dict[int, list[int]] = {}
-        for row, number in enumerate(numbers):
-            if number != NO_ADAPTER:
-                numbered_rows.setdefault(number, []).append(row)
-        self.groups = [(number, torch.tensor(rows)) for number, rows in numbered_rows.items()]
+        order, tiles = row_tiles(numbers, len(numbers), len(numbers))
+        self.place(*(torch.from_numpy(part).to(self.device) for part in (order, tiles)))
+
+    def place(self, order: Tensor, tiles: Tensor) -> None:
+        """Take the tiles from memory of the device, which may be written before the model computes."""
+        self.order, self.tiles = order, tiles
+
+    @property
+    def groups(self) -> list[tuple[int, Tensor]]:
+        """The numbers of the adapters, each with its rows int64."""
+        parts = dict[int, list[Tensor]]()
+        for first, count, number in self.tiles.tolist():
+            if count:
+                parts.setdefault(number, []).append(self.order[first : first + count].long())
+        return [(number, torch.cat(some)) for number, some in parts.items()]
 
 
 class ProductAdapters:
@@ -45,7 +83,7 @@ class ProductAdapters:
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
         """Add to `made` [rows, outputs], which was made of x [rows, inputs], what the rows' adapters make of x."""
-        for number, rows in self.rows.groups:
+        for number, rows in self.rows.groups if self.numbered else ():
             parts, start = self.numbered.get(number, ()), 0
             for part, width in zip(parts, self.outputs if parts else (), strict=True):
                 if part is not None:

@@ -8,6 +8,7 @@ from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
 from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter
 from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.runtime.models.partition import Partition, Split
 
 EXPERT = "expert"
@@ -22,7 +23,7 @@ class AdaptedProduct:
     inputs: int
     split: Split
     partition: Partition
-    held: ProductAdapters | MatrixAdapters
+    held: ProductAdapters | MatrixAdapters | DeviceAdapters
 
     def made(self, layers: Mapping[str, LowRank], arena: Arena) -> MadeAdapter | None:
         """Lay out this rank's part of an adapter of some layers, as it has a part of each of these; None where it has
@@ -36,7 +37,7 @@ class AdaptedProduct:
 
 
 class ModelAdapters:
-    """The adapters of a model by their numbers, which its rows state. No step may run while they change."""
+    """The adapters of a model by their numbers, which its rows state. No step may be started while they change."""
 
     def __init__(self, rows: RowAdapters, products: Sequence[AdaptedProduct]) -> None:
         self.rows, self.products = rows, tuple(products)

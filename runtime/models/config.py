@@ -139,6 +139,10 @@ class RecurrentConfig:
         a time and, for the delta rule, a strength."""
         return self.channels + self.value_heads * (self.value_dim + (1 if self.kind == "mamba2" else 2))
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        return self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width
+
     def divided(self, ranks: int) -> "RecurrentConfig":
         """The part of one of so many ranks, which divide the heads."""
         return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)

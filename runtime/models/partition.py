@@ -97,13 +97,16 @@ class Arithmetic:
     """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
     those of ranks that are `row_parallel` have bits that depend on the number of ranks. Ranks that are
     `expert_parallel` compute the same bits in another place, and those that are `data_parallel` those of other rows
-    (docs/decisions/094). Those that are named in `by_torch` are computed by other kernels (docs/decisions/124)."""
+    (docs/decisions/094). Those that are named in `by_torch` are computed by other kernels (docs/decisions/124). On a
+    GPU products have places for `adapters` only where some may come: each step starts kernels for them
+    (docs/decisions/154)."""
 
     deterministic: bool = False
     row_parallel: bool = False
     expert_parallel: bool = False
     data_parallel: bool = False
     by_torch: tuple[str, ...] = ()
+    adapters: bool = False
 
 
 USUAL = Arithmetic()
@@ -128,10 +131,12 @@ def check_dispatch(config: ModelConfig, flag: str = "--expert-parallel") -> None
         raise ModelError(f"this model has no experts, and {flag} shares them out: leave it out")
 
 
-def check_states(config: ModelConfig, device: str) -> None:
-    """Raise ModelError if the model has recurrent layers, whose states cannot be had on this device."""
-    if config.recurrent is not None and device != "cpu":
-        raise ModelError("recurrent layers are computed on CPUs only by this version: start the worker on a CPU")
+def check_states(config: ModelConfig, device: str, guesses: bool) -> None:
+    """Raise ModelError if the model has recurrent layers and tokens are guessed on a GPU, whose kernels know no steps
+    that verify."""
+    if config.recurrent is not None and guesses and device != "cpu":
+        options = "--speculative-tokens and --speculative-model"
+        raise ModelError(f"guesses of a model with recurrent layers are verified on CPUs only: leave {options} out")
 
 
 def check_shares(config: ModelConfig, ranks: int) -> None:

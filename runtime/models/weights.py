@@ -16,6 +16,7 @@ from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, 
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, can_stack, per_channel
 from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
 from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.products.level_weights import on_device
 from pontil.gpu_ops.products.linear import Linear, NumbersLinear
@@ -94,7 +95,8 @@ class Weights:
         self.deterministic = arithmetic.deterministic
         self.by_torch = TorchProducts(arithmetic.by_torch)
         self.missing: list[str] = []
-        self.row_adapters, self.adapted = RowAdapters(), list[AdaptedProduct]()
+        self.adapted_on_devices = arithmetic.adapters
+        self.row_adapters, self.adapted = RowAdapters(device), list[AdaptedProduct]()
         # Data-parallel ranks divide experts, and nothing else.
         self.experts_communicator = communicator or SingleRank()
         self.experts_partition = partition_of(self.experts_communicator, arithmetic)
@@ -154,9 +156,13 @@ class Weights:
 
         def make() -> tuple[Weight, Tensor | None]:
             weights = [self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split())) for name, outputs in parts]
-            return self.rounded(torch.cat(weights)[list(order)]), None
+            return self.rounded(self.chosen(torch.cat(weights), order)), None
 
         return self.product(parts[0][0], make)
+
+    def chosen(self, tensor: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of a tensor, in this order."""
+        return tensor.index_select(0, torch.tensor(rows, dtype=torch.int64).to(self.device))
 
     def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
         def make() -> tuple[ProductWeight, Tensor | None]:
@@ -170,14 +176,17 @@ class Weights:
         self, inputs: int, parts: Sequence[tuple[str, int]], split: Split, *, alternate: bool = False
     ) -> AdaptedProduct | None:
         """Return the place of adapters of a product of these linear layers; None where there can be none."""
-        if self.device.type != "cpu" or any(EXPERT in name for name, _ in parts):
+        on_device = self.device.type != "cpu"
+        if (on_device and not self.adapted_on_devices) or any(EXPERT in name for name, _ in parts):
             return None
         own = [len(split.outputs(self.partition, outputs)) for _, outputs in parts]
-        held = (
-            ProductAdapters(self.row_adapters, own)
-            if self.kernels is None
-            else MatrixAdapters(own, alternate=alternate)
-        )
+        held: ProductAdapters | MatrixAdapters | DeviceAdapters
+        if on_device:
+            held = DeviceAdapters(self.row_adapters, own, self.dtype, self.device)
+        elif self.kernels is None:
+            held = ProductAdapters(self.row_adapters, own)
+        else:
+            held = MatrixAdapters(own, alternate=alternate)
         self.adapted.append(AdaptedProduct(tuple(parts), inputs, split, self.partition, held))
         return self.adapted[-1]
 
@@ -328,7 +337,7 @@ class Weights:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
         if self.kernels is None:
             plain = self.plain(*make(), stays=".experts." not in name)
-            if adapted is not None and isinstance(adapted.held, ProductAdapters):
+            if adapted is not None and not isinstance(adapted.held, MatrixAdapters):
                 plain.adapters = adapted.held
             return plain
         (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])

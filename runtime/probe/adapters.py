@@ -9,11 +9,9 @@ from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.adapter_facts import CONFIG, WEIGHTS, check_adapter, stored_digest
 
 
-def check_adapters(adapters: Mapping[str, str], model: Path, workers: Sequence[Sequence[str]]) -> None:
-    """Raise AdapterError unless workers on these devices can compute each of the adapters, given by the directories of
-    their names, for a model."""
-    if adapters and any(device != "cpu" for worker in workers for device in worker):
-        raise AdapterError("adapters are computed on CPUs: leave out --adapter, or start the workers on cpu")
+def check_adapters(adapters: Mapping[str, str], model: Path) -> None:
+    """Raise AdapterError unless workers can compute each of the adapters, given by the directories of their names, for
+    a model."""
     config = read_config(model) if adapters else None
     for name, directory in adapters.items():
         if config is not None:

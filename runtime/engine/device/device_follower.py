@@ -9,7 +9,6 @@ import torch
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kv.block_copies import copy_blocks
-from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import rounds_of
@@ -68,7 +67,7 @@ class DeviceFollower:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each, before the next tile."""
-        sections, pool = StepSections(), movable(self.storage.tensor)
+        sections, pool = StepSections(), self.storage.own
         rounds = [np.array(blocks, np.int64) for some in rounds_of(pairs) for blocks in zip(*some, strict=True)]
         if rounds:
             numbers = sections.add(rounds)

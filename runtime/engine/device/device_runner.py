@@ -12,7 +12,6 @@ from torch import Tensor
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.draws.sampling import DrawIds, draw, prepare
 from pontil.gpu_ops.kv.block_copies import copy_blocks
-from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import buckets
@@ -164,5 +163,5 @@ class DeviceRunner(ModelRunner):
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks, of which none is a source and a target."""
-        pool = movable(self.storage.tensor)
+        pool = self.storage.own
         copy_blocks(pool, sources, pool, targets, len(sources))

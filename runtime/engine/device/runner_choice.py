@@ -69,7 +69,8 @@ def limits_of(config: WorkerConfig, storage: KVStorage, max_model_len: int) -> D
             f"which are no multiple of {SCALE_BYTES}: choose auto"
         )
     size = config.step_size
-    return DeviceLimits(size.seats + GENERATED_ROWS, size.tokens, storage.layout.blocks_for(max_model_len))
+    pages = layout.blocks_for(max_model_len) * layout.kv_pages
+    return DeviceLimits(size.seats + GENERATED_ROWS, size.tokens, pages)
 
 
 def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:

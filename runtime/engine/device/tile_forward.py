@@ -10,17 +10,22 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend, TileRuns
+from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
+from pontil.gpu_ops.kv.states import HybridAttention, states_on
+from pontil.gpu_ops.parameters.recurrent import StateTile
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.captured_steps import CapturedSteps
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_inputs import (
+    adapter_sections,
     generated_sections,
     given_sections,
     query_tiles,
     row_sections,
+    state_sections,
     table,
 )
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -35,7 +40,8 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The most generated rows and the most prompt rows of a tile, and the most blocks of a sequence."""
+    """The most generated rows and the most prompt rows of a tile, and the most blocks of a sequence: pages, where these
+    are a part of a block."""
 
     generated: int
     prompt: int
@@ -50,7 +56,7 @@ class DeviceLimits:
     def words(self) -> int:
         """Words of a step's inputs whose number is bounded."""
         rows = self.generated + self.prompt
-        return rows * 32 + (self.generated + 1) * (self.blocks + 4)
+        return rows * 36 + (self.generated + 1) * (self.blocks + 4)
 
 
 def drawn_whole(plan: TilePlan) -> bool:
@@ -104,18 +110,28 @@ class TileForward:
 
     def width(self, plan: TilePlan) -> int:
         """The width of the tables of a tile of generated positions."""
-        block_size = self.storage.layout.block_size
+        block_size = self.storage.layout.page_size
         longest = max((-(-(span.start + span.count) // block_size) for span in plan.spans), default=1)
         return bucket_of(longest, self.widths)
 
     def fixed_sections(self, plan: TilePlan) -> list[Array]:
         """Sections whose sizes follow from the number of rows alone."""
+        return self.sections_of(plan, self.rows(plan))
+
+    def sections_of(self, plan: TilePlan, rows: int) -> list[Array]:
+        """Those of rows, then of adapters and of states, where the model has such."""
+        layout, most = self.storage.layout, self.limits.generated
         make = generated_sections if plan.generated else row_sections
-        return make(plan, self.rows(plan), self.storage.layout.block_size)
+        made = make(plan, rows, layout)
+        if self.model.adapters.products:
+            made += adapter_sections(plan, rows, most)
+        if layout.has_states:
+            made += state_sections(plan.spans, rows, most, layout.block_size)
+        return made
 
     def free_sections(self, plan: TilePlan) -> list[Array]:
         """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
-        sections = [table(plan.spans, self.storage.layout.block_size)]
+        sections = [table(plan.spans, self.storage.layout)]
         if not plan.generated:
             sections.append(query_tiles(plan, self.query_tiles))
         if not drawn_whole(plan):
@@ -143,9 +159,9 @@ class TileForward:
         are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
         self.attention.plan(self.storage.tensor, partial(self.runs, plan))
         if not plan.generated:
-            ids, positions, slots = fixed
+            ids, positions, slots, *more = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
-            return self.forward(ids, tile, given).index_select(0, free[2])
+            return self.forward(ids, tile, more, given).index_select(0, free[2])
         self.tables[: free[0].shape[0], : free[0].shape[1]].copy_(free[0])
         width = self.width(plan)
         hidden = self.recorded(fixed, width, given) if leads else self.decode(fixed, width, given)
@@ -175,14 +191,14 @@ class TileForward:
     def record(self, shapes: Sequence[Shape], send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
         """Record decode steps of some shapes. `send` puts sections where those of a step's first tile are."""
         for rows, width in shapes:
-            fixed_sections = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            fixed_sections = send(self.sections_of(NO_ROWS, rows))
             empty = runs_of(NO_ROWS, rows, width)
             self.attention.plan(self.storage.tensor, lambda runs=empty: runs)  # type: ignore[misc]
             self.captured.record((rows, width), partial(self.decode, fixed_sections, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int, given: GivenRows = NOTHING_GIVEN) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
-        ids, positions, slots, owners, lengths = fixed
+        ids, positions, slots, owners, lengths, *more = fixed
         # Only rank 0 has drawn them.
         self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
@@ -190,11 +206,19 @@ class TileForward:
             given = replace(given, entering=self.entering[: len(ids)])
         if given.entering is None:
             ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
-        return self.forward(ids, tile, given)
+        return self.forward(ids, tile, more, given)
 
-    def forward(self, ids: Tensor, tile: DeviceTile, given: GivenRows) -> Tensor:
+    def forward(self, ids: Tensor, tile: DeviceTile, more: Sequence[Tensor], given: GivenRows) -> Tensor:
+        """The layers. `more` are the sections of adapters and of states."""
         inputs = ids if given.entering is None else given.entering
-        attention = self.attention.attention(self.storage.tensor, tile)
+        attention: PagedAttention = self.attention.attention(self.storage.tensor, tile)
+        if self.model.adapters.products:
+            order, tiles, *more = more
+            self.model.adapters.rows.place(order, tiles)
+        if self.storage.states is not None:
+            spans, rows = more
+            own = StateTile(spans, rows, self.storage.layout.block_size)
+            attention = HybridAttention(attention, states_on(self.storage.states, own))
         return self.model.forward(inputs, tile.positions, attention, given.states, given.media)
 
 

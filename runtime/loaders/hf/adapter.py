@@ -42,8 +42,6 @@ class PeftAdapter:
     def own(self, shapes: Mapping[str, tuple[int, int]], source: object) -> dict[str, LowRank]:
         """Return it by the names of a model's layers that may have adapters, (outputs, inputs) each, some of which may
         be parts of one elsewhere. Raise AdapterError unless all of its layers are among these."""
-        if not shapes:
-            raise AdapterError("adapters are computed on CPUs: leave out --adapter, or start the workers on cpu")
         sizes = {name: LayerSize(len(one.up), one.down.shape[1]) for name, one in self.layers.items()}
         model = {name: LayerSize(*shape) for name, shape in shapes.items()}
         return {

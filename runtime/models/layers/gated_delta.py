@@ -11,8 +11,10 @@ from pontil.gpu_ops.kernels.layer import Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kernels.recurrent import RecurrentHalf, RecurrentShape, RecurrentWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
-from pontil.gpu_ops.kv.states import HybridAttention
+from pontil.gpu_ops.kv.device_states import DeviceStates
+from pontil.gpu_ops.kv.states import HybridAttention, TileStates
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.recurrent import RecurrentSizes
 from pontil.gpu_ops.recurrence import causal_convolution, gated_delta, unit
 from pontil.runtime.models.config import ModelConfig, RecurrentConfig
 from pontil.runtime.models.layers.norm import Norm
@@ -34,7 +36,7 @@ class GatedDeltaNet:
     def __init__(self, config: ModelConfig, sizes: RecurrentConfig, index: int, weights: Weights) -> None:
         hidden, prefix = config.hidden_size, f"model.layers.{index}.linear_attn."
         self.dtype, self.sizes, self.kernels = weights.dtype, sizes.divided(weights.partition.size), weights.kernels
-        self.layer = LayerAttention(config.place(index), 1.0)
+        self.layer, self.own = LayerAttention(config.place(index), 1.0), RecurrentSizes(*self.sizes.sizes)
         values = sizes.value_heads * sizes.value_dim
         names = {"qkvz": sizes.channels + values, "ba": 2 * sizes.value_heads}
         if sizes.kind == "gated_delta":
@@ -46,7 +48,8 @@ class GatedDeltaNet:
         value_heads = by_heads(sizes.value_heads // sizes.key_heads)
         channels = weights.take(prefix + "conv1d.weight", sizes.channels, 1, sizes.width, dtype=torch.float32)
         separate = parts_of(replace(sizes, kind="gated_delta"), heads)
-        self.channels = channels[[number for part in separate[:3] for number in part], 0].contiguous()
+        mixed = [number for part in separate[:3] for number in part]
+        self.channels = weights.chosen(channels[:, 0], mixed)
         bias, rate = (
             weights.part(weights.take(prefix + name, sizes.value_heads, dtype=torch.float32), value_heads)
             for name in ("dt_bias", "A_log")
@@ -61,11 +64,9 @@ class GatedDeltaNet:
 
     def half(self, norms: Norms, rotation: Rotation) -> RecurrentHalf:
         assert self.kernels is not None
-        own = self.sizes
-        sizes = own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.width
         weights = RecurrentWeights(self.norm.weight, self.channels, self.bias, self.rate)
         products = matrix_of(self.inward), matrix_of(self.o.product)
-        shape = RecurrentShape(*sizes, self.layer.layer, self.norm.eps)
+        shape = RecurrentShape(*self.sizes.sizes, self.layer.layer, self.norm.eps)
         return RecurrentHalf(self.kernels, products, weights, norms, shape)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
@@ -76,15 +77,24 @@ class GatedDeltaNet:
         mixed, gates, strength, time = self.inward(x).float().split((sizes.channels, values, heads, heads), dim=1)
         strength = apply(torch.sigmoid, strength)
         decay = apply(torch.exp, self.rate * apply(torch.nn.functional.softplus, time + self.bias))
-        made = x.new_zeros(rows, heads, sizes.value_dim, dtype=torch.float32)
+        if isinstance(attend.states, DeviceStates):
+            made = attend.states.gated_delta(self.layer.layer, self.own, mixed, self.channels, decay, strength)
+        else:
+            made = self.by_pieces(attend.states, mixed, decay, strength)
+        normed = self.norm(made) * apply(torch.nn.functional.silu, gates.reshape(made.shape))
+        return self.o(normed.to(self.dtype).reshape(rows, -1))
+
+    def by_pieces(self, states: TileStates, mixed: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
+        """The delta rule behind the convolution, float32 [rows, value_heads, value_dim], by torch's operations."""
+        sizes, heads = self.sizes, self.sizes.value_heads
+        made = mixed.new_zeros(len(mixed), heads, sizes.value_dim)
         matrices = heads * sizes.key_dim * sizes.value_dim
-        for own, state in attend.states.pieces(self.layer.layer, sizes.layer_numbers):
+        for own, state in states.pieces(self.layer.layer, sizes.layer_numbers):
             matrix = state[:matrices].view(heads, sizes.key_dim, sizes.value_dim)
             recent = state[matrices:].view(sizes.width - 1, sizes.channels)
             queries, keys, some = self.heads_of(causal_convolution(recent, mixed[own], self.channels))
             made[own] = gated_delta(queries, keys, some, decay[own], strength[own], matrix)
-        normed = self.norm(made) * apply(torch.nn.functional.silu, gates.reshape(made.shape))
-        return self.o(normed.to(self.dtype).reshape(rows, -1))
+        return made
 
     def heads_of(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of the heads. Queries and keys have one length each."""

@@ -9,8 +9,10 @@ from pontil.gpu_ops.kernels.layer import Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kernels.recurrent import RecurrentHalf, RecurrentShape, RecurrentWeights
 from pontil.gpu_ops.kv.attention import PagedAttention
-from pontil.gpu_ops.kv.states import HybridAttention
+from pontil.gpu_ops.kv.device_states import DeviceStates
+from pontil.gpu_ops.kv.states import HybridAttention, TileStates
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.recurrent import RecurrentSizes
 from pontil.gpu_ops.recurrence import causal_convolution, state_space
 from pontil.runtime.models.config import ModelConfig, RecurrentConfig
 from pontil.runtime.models.layers.rotary import Angles
@@ -26,6 +28,7 @@ class Mamba2:
         hidden, prefix = config.hidden_size, f"model.layers.{index}.mamba."
         self.dtype, self.sizes, self.kernels = weights.dtype, sizes.divided(weights.partition.size), weights.kernels
         self.layer, self.eps = LayerAttention(config.place(index), 1.0), config.rms_norm_eps
+        self.own = RecurrentSizes(*self.sizes.sizes)
         inner = sizes.value_heads * sizes.value_dim
         mixed, others = parts_of(sizes, weights.partition.columns(sizes.key_heads))
         outputs = inner + sizes.channels + sizes.value_heads
@@ -33,8 +36,9 @@ class Mamba2:
         # Gates come before the channels of the convolution.
         own = [number - inner for number in mixed]
         channels = weights.take(prefix + "conv1d.weight", sizes.channels, 1, sizes.width, dtype=torch.float32)
-        self.channels = channels[own, 0].contiguous()
-        self.channel_bias = weights.take(prefix + "conv1d.bias", sizes.channels, dtype=torch.float32)[own]
+        self.channels = weights.chosen(channels[:, 0], own)
+        bias = weights.take(prefix + "conv1d.bias", sizes.channels, dtype=torch.float32)
+        self.channel_bias = weights.chosen(bias, own)
         cut = by_heads(sizes.value_heads // sizes.key_heads)
         self.bias, rate, self.direct = (
             weights.part(weights.take(prefix + name, sizes.value_heads, dtype=torch.float32), cut)
@@ -51,11 +55,9 @@ class Mamba2:
 
     def half(self, norms: Norms, rotation: Rotation) -> RecurrentHalf:
         assert self.kernels is not None
-        own = self.sizes
-        sizes = own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.width
         weights = RecurrentWeights(self.norm, self.channels, self.bias, self.rate, self.channel_bias, self.direct)
         products = matrix_of(self.inward), matrix_of(self.o.product)
-        shape = RecurrentShape(*sizes, self.layer.layer, self.eps)
+        shape = RecurrentShape(*self.sizes.sizes, self.layer.layer, self.eps)
         return RecurrentHalf(self.kernels, products, weights, norms, shape)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
@@ -66,9 +68,24 @@ class Mamba2:
         mixed, gates, time = self.inward(x).float().split((sizes.channels, inner, heads), dim=1)
         time = apply(torch.nn.functional.softplus, time + self.bias)
         decay = apply(torch.exp, self.rate * time)
-        made = gates.new_zeros(rows, heads, sizes.value_dim)
+        if isinstance(attend.states, DeviceStates):
+            channels = self.channels, self.channel_bias
+            read, values = attend.states.state_space(self.layer.layer, self.own, mixed, channels, decay, time)
+            made = read + values * self.direct.unsqueeze(-1)
+        else:
+            made = self.by_pieces(attend.states, mixed, decay, time)
+        gated = made.view(rows, -1) * apply(torch.nn.functional.silu, gates)
+        groups = gated.view(rows, sizes.key_heads, -1)
+        scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
+        return self.o(((groups * scale).view(rows, -1) * self.norm).to(self.dtype))
+
+    def by_pieces(self, states: TileStates, mixed: Tensor, decay: Tensor, time: Tensor) -> Tensor:
+        """The state space behind the convolution, and the direct way, float32 [rows, value_heads, value_dim], by
+        torch's operations."""
+        sizes, heads = self.sizes, self.sizes.value_heads
+        made = mixed.new_zeros(len(mixed), heads, sizes.value_dim)
         matrices = heads * sizes.key_dim * sizes.value_dim
-        for own, state in attend.states.pieces(self.layer.layer, sizes.layer_numbers):
+        for own, state in states.pieces(self.layer.layer, sizes.layer_numbers):
             matrix = state[:matrices].view(heads, sizes.key_dim, sizes.value_dim)
             recent = state[matrices:].view(sizes.width - 1, sizes.channels)
             queries, keys, values = self.heads_of(
@@ -76,10 +93,7 @@ class Mamba2:
             )
             read = state_space(queries, keys, values * time[own].unsqueeze(-1), decay[own], matrix)
             made[own] = read + values * self.direct.unsqueeze(-1)
-        gated = made.view(rows, -1) * apply(torch.nn.functional.silu, gates)
-        groups = gated.view(rows, sizes.key_heads, -1)
-        scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        return self.o(((groups * scale).view(rows, -1) * self.norm).to(self.dtype))
+        return made
 
     def heads_of(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries and keys of the groups, and the values of the heads."""

@@ -125,12 +125,14 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
 def draft_settings(
     config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None
 ) -> WorkerConfig:
-    """Return the configuration of what guesses: with the target's quantization where it is possible, and without other
-    kernels, which were compared with Triton's for the target's weights only."""
+    """Return the configuration of what guesses: with the target's quantization where it is possible, without adapters,
+    and without other kernels, which were compared with Triton's for the target's weights only."""
     kept = kernels is not None or config.device != "cpu"
     possible = kept and (config.quantization != "gguf" or checkpoint.has_levels)
     quantization = quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
-    return replace(config, quantization=quantization, weights_memory=config.weights_memory[1:], kernel_backend=())
+    weights_memory = config.weights_memory[1:]
+    without = replace(config, kernel_backend=(), adapter=(), adapter_directory=())
+    return replace(without, quantization=quantization, weights_memory=weights_memory)
 
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:

@@ -19,6 +19,7 @@ from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
@@ -66,16 +67,18 @@ class TorchMeter:
 @dataclass(frozen=True, slots=True)
 class GpuRoom:
     """The division of a GPU's memory in bytes: `allowed` is what all of this may take, `taken` what weights and other
-    processes have, `step` what the largest step needs, and `recorded` what recorded steps do."""
+    processes have, `step` what the largest step needs, `recorded` what recorded steps do, and `adapters` what may still
+    be loaded."""
 
     allowed: int
     taken: int
     step: int
     recorded: int
+    adapters: int = 0
 
     @property
     def kv(self) -> int:
-        return self.allowed - self.taken - self.step - self.recorded
+        return self.allowed - self.taken - self.step - self.recorded - self.adapters
 
     @property
     def parts(self) -> str:
@@ -84,6 +87,7 @@ class GpuRoom:
             ("weights and other processes", self.taken),
             ("the largest step", self.step),
             ("recorded steps", self.recorded),
+            *((("further adapters", self.adapters),) if self.adapters else ()),
         )
         return ", ".join(f"{name} {count >> 20} MiB" for name, count in named)
 
@@ -97,9 +101,21 @@ class GpuRoom:
             )
 
 
-def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter) -> GpuRoom:
+def room_of_adapters(config: WorkerConfig, adapters: KnownAdapters) -> int:
+    """Return the bytes that adapters may take besides those in memory: what is left of a limit, and one more, which is
+    read before others leave."""
+    if config.adapter_memory is None or not (config.adapter or config.adapter_directory):
+        return 0
+    largest = max((one.nbytes for one in adapters.by_digest.values()), default=0)
+    return max(0, config.adapter_memory - adapters.nbytes) + largest
+
+
+def measure_room(
+    config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter, adapters: int = 0
+) -> GpuRoom:
     """Run the largest steps that the configuration allows with a small pool, then record some of those that will be
-    recorded, and see what they need. All ranks of a worker do so together. Raises ModelError."""
+    recorded, and see what they need. So many bytes are kept for `adapters` besides. All ranks of a worker do so
+    together. Raises ModelError."""
 
     def held() -> int:
         meter.reset()
@@ -110,7 +126,8 @@ def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: Me
     taken = held()
     runner = run_largest_steps(config, model, layout)
     step = meter.peak
-    room = GpuRoom(int(meter.total * config.gpu_memory_share), taken, step, estimate_recordings(runner, held))
+    allowed = int(meter.total * config.gpu_memory_share)
+    room = GpuRoom(allowed, taken, step, estimate_recordings(runner, held), adapters)
     # The pool that is made next gets this memory.
     runner.storage.give_back()
     del runner

@@ -27,7 +27,7 @@ from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import AdapterError, ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
@@ -44,7 +44,7 @@ from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
 from pontil.runtime.worker.start.bits_identity import bits_identity
-from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room, room_of_adapters
 from pontil.runtime.worker.start.package_check import check_attention, check_limits, check_results
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
 from pontil.runtime.worker.start.stage_model import PartOnDisk, stage_checkpoint
@@ -94,7 +94,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
-    check_states(model_config, config.device)
+    guesses = config.speculative_tokens > 0 or config.speculative_model is not None
+    check_states(model_config, config.device, guesses)
     if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
     if config.shares_experts:
@@ -119,18 +120,29 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if config.row_parallel:
         named = f"{named}{ROW_PARALLEL}{config.ranks}"
     kept = open_kept(config, model_config, checkpoint.fingerprint, layout, dtype, named)
-    left = None if kept is None else kept.num_blocks
-    num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
+    num_blocks = None if kept is None else kept.num_blocks
+    adapters = put_adapters(model, config)
+    if num_blocks is None:
+        num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable, room_of_adapters(config, adapters))
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped, put_adapters(model, config),
+        weights.shelf.mapped, adapters,
     )  # fmt: skip
 
 
 def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
     """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
     adapter = read_adapter(Path(directory))
-    return adapter.digest, adapters.made(adapter.own(adapters.shapes, source))
+    own = adapter.own(adapters.shapes, source)
+    try:
+        return adapter.digest, adapters.made(own)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise AdapterError(
+            f"{source} does not fit the memory beside what is there: give --adapter-memory, for which room is kept, or "
+            "lower --gpu-memory-share"
+        ) from error
 
 
 def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
@@ -222,7 +234,8 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
-    arithmetic = Arithmetic(config.deterministic, *ways, by_torch=() if device.type == "cpu" else config.kernel_backend)
+    by_torch = () if device.type == "cpu" else config.kernel_backend
+    arithmetic = Arithmetic(config.deterministic, *ways, by_torch, bool(config.adapter or config.adapter_directory))
     return Weights(telling, device, torch_dtype, packing, communicator, checkpoint.config.weight_block, arithmetic)
 
 
@@ -355,14 +368,14 @@ def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
     return replace(model, max_model_len=asked)
 
 
-def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: int = 0) -> int:
+def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: int = 0, adapters: int = 0) -> int:
     """Return the number of blocks in the KV memory: the configured size, else what weights and steps leave of a GPU's,
     or a share of the free memory of the host, but not more than all seats at the longest context can use. Weights that
     are `mapped` from a file have so many bytes of that memory: they are read in each step."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory // layout.block_bytes
     if model.device.type == "cuda":
-        return measure_room(config, model, layout, TorchMeter(model.device)).kv // layout.block_bytes
+        return measure_room(config, model, layout, TorchMeter(model.device), adapters).kv // layout.block_bytes
     # Block 0 is padding.
     usable = config.step_size.seats * layout.blocks_for(model.config.max_model_len) + 1
     size = min(MOST_CPU_KV_BYTES, int(max(0, host_room().bytes - mapped) * CPU_KV_SHARE))

@@ -67,7 +67,7 @@ def refusal(
     if limit is not None:
         return limit
     heads, kv_heads = model.num_heads // config.ranks, len(layout.kv_heads)
-    shape = AttentionShape(heads, kv_heads, layout.head_dim, dtype, layout.block_size, model.windows or (None,))
+    shape = AttentionShape(heads, kv_heads, layout.head_dim, dtype, layout.page_size, model.windows or (None,))
     return tried(name, shape, device, reference)
 
 

@@ -247,9 +247,10 @@ def test_a_run_reads_the_block_before_and_writes_its_own() -> None:
 
 
 def test_what_states_cannot_do_is_refused(model: Model) -> None:
-    with pytest.raises(ModelError, match="CPUs only"):
-        check_states(model.config, "cuda:0")
-    check_states(model.config, "cpu")
+    with pytest.raises(ModelError, match="guesses"):
+        check_states(model.config, "cuda:0", guesses=True)
+    check_states(model.config, "cuda:0", guesses=False)
+    check_states(model.config, "cpu", guesses=True)
     with pytest.raises(ModelError, match="recurrent"):
         check_division(model.config, 6)
     with pytest.raises(ModelError, match="recurrent"):

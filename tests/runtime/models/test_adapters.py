@@ -10,7 +10,7 @@ import torch
 from architectures import NAMES, ROUND_SIZES, VOCAB, hugging_model, read_model
 from effort import by_default
 from tiny import drain, rig, sequence
-from tiny_adapters import merge, random_layers
+from tiny_adapters import DIGESTS, merge, random_layers, with_adapter
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.parameters.adapters import LowRank
@@ -26,7 +26,6 @@ from pontil.runtime.models.model import Model
 PROMPT = torch.randint(0, VOCAB, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 DIFFERENT = ("llama", "qwen3_moe-dense", "gemma3_text", "deepseek_v3")
 PAIRS = [(name, fast) for name in NAMES for fast in (False, True)]
-DIGESTS = ("aa" * 32, "bb" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +43,7 @@ def logits(model: Model, adapter: int) -> torch.Tensor:
 
 
 def adapted(name: str, adapter: int, prompt: list[int] = PROMPT, max_tokens: int = 12) -> Sequence:
-    one = sequence(name, prompt, max_tokens, temperature=1.3, seed=5)
-    if adapter >= 0:
-        one.prefix = SaltedPrefix(adapter=UsedAdapter(DIGESTS[adapter], adapter))
-    return one
+    return with_adapter(sequence(name, prompt, max_tokens, temperature=1.3, seed=5), adapter)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from effort import by_default
 from kept_places import WorkerPlace
+from staged import StagedStorage
 from tiers import wait_until_idle
 from tiny_hybrid import write_tiny_hybrid
 from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
@@ -16,7 +17,7 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 from pontil.runtime.cache.layout import layout_for
 from pontil.runtime.cache.prefix import STATE_TOKENS
 from pontil.runtime.loaders.hf.config import read_hf_config
-from pontil.runtime.worker.start import kv_tiers
+from pontil.runtime.worker.start import kv_tiers, loading
 
 LENGTH = 300
 SETTINGS: dict[str, Any] = {"max_model_len": 800, "kv_cache_memory": 8 << 20, "kernels": "auto"}
@@ -61,6 +62,26 @@ def test_two_workers_make_the_tokens_of_one(
     everyone_clean(proxy)
     counts, size = decode.decode.counts, decode.machine.layout.block_bytes
     assert (counts.complete, counts.bytes) == (2, 3 * size)
+
+
+def test_blocks_with_states_are_handed_over_from_a_device(
+    proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged in host memory, as the blocks of a GPU are, and copied for each choice."""
+    monkeypatch.setattr(loading, "KVStorage", StagedStorage)
+    own = SETTINGS | {"kernels": "torch"}
+    prefill, decode = (open_worker(hybrid, tmp_path, f"{role}:0", role, **own) for role in ("prefill", "decode"))
+    assert prefill.machine.storage.staged and prefill.machine.layout.has_states
+    proxy.admit(prefill, decode)
+    for name, length in (("split", LENGTH), ("filled", STATE_TOKENS)):
+        proxy.submit_pair(prefill, decode, name, prompt(length), drawn(6, n=2))
+        proxy.submit(decode, f"whole-{name}", prompt(length), drawn(6, n=2))
+    names = ["split", "filled", "whole-split", "whole-filled"]
+    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(2) for name in names))
+    answers = [[proxy.answers[name].choice(number) for number in range(2)] for name in names]
+    assert answers[:2] == answers[2:]
+    everyone_clean(proxy)
+    assert (decode.decode.counts.complete, decode.decode.counts.failed) == (2, 0)
 
 
 def test_a_worker_that_is_killed_leaves_blocks_and_ends(place: WorkerPlace) -> None:

@@ -14,12 +14,15 @@ ARROWS: dict[str, set[str]] = {
     # Values that every implementation of an operation takes.
     "gpu_ops/parameters": set(),
     "gpu_ops/triton": {"gpu_ops/parameters"},
+    "gpu_ops/triton/per_sequence": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
-    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
+    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton", "gpu_ops/triton/per_sequence"},
     "gpu_ops/attention_backends": {"gpu_ops", "gpu_ops/kv", "gpu_ops/parameters"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv", "gpu_ops/parameters"},
-    "gpu_ops/products": {"gpu_ops", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/triton"},
+    "gpu_ops/products": {
+        "gpu_ops", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/triton", "gpu_ops/triton/per_sequence",
+    },
     "gpu_ops/kernels": {
         "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/parameters",
         "gpu_ops/products",

@@ -128,6 +128,6 @@ def device_engine(
     layout = layout_of(model, block_size, cells)
     storage = KVStorage(layout, blocks, model.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(budget), drafts=StepDrafts(drafts))
-    limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len))
+    limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len) * layout.kv_pages)
     runner = DeviceRunner(model, storage, link or HostLink(), limits, backend or HostBackend())
     return Engine(runner, scheduler), runner

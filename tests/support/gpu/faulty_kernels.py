@@ -3,19 +3,32 @@
 
 from dataclasses import replace
 
+import adapter_cases
 import block_cases
 import elementwise_cases
 import level_cases
 import norm_cases
 import product_cases
+import recurrent_cases
 import torch
 from faulty_attention import Fault, planted
 from ladder import KernelCase, Results
 
 from pontil.gpu_ops.triton import activation, blocks, experts, launch, norm, products, rotary, routing
+from pontil.gpu_ops.triton.per_sequence import adapters, recurrent
 
 RIGHT: list[KernelCase] = [
-    case for module in (norm_cases, elementwise_cases, product_cases, level_cases, block_cases) for case in module.CASES
+    case
+    for module in (
+        norm_cases,
+        elementwise_cases,
+        product_cases,
+        level_cases,
+        adapter_cases,
+        block_cases,
+        recurrent_cases,
+    )
+    for case in module.CASES
 ]
 FAULTS = [
     Fault("divides-by-another-size", "add_rms_norm-3x72-float32-float32", norm, "normed", "/ SIZE +", "/ (SIZE + 1) +",
@@ -51,6 +64,20 @@ FAULTS = [
     Fault("gives-a-tile-to-another", "experts-plain", experts, "rows_of", "<= tile", "< tile", (experts,)),
     Fault("forgets-a-rating", "experts-added", experts, "add_kernel", "in range(PER_TOKEN)", "in range(PER_TOKEN - 1)",
           (experts,)),
+    Fault("leaves-out-a-piece", "adapters-mixed-2100-float32", adapters, "expand_kernel", "tl.static_range(1, PIECES)",
+          "tl.static_range(1, PIECES - 1)", (adapters,)),
+    Fault("takes-the-ranks-of-another-part", "adapters-mixed-72-float32", adapters, "expand_kernel",
+          "(rank_first + r)[None, :])\n        for", "r[None, :])\n        for", (adapters,)),
+    Fault("forgets-the-product", "adapters-mixed-72-float32", adapters, "expand_kernel",
+          "total += tl.load(out", "total += 0.0 * tl.load(out", (adapters,)),
+    Fault("takes-inputs-of-another-sequence", "recurrent-gated-delta", recurrent, "convolve_kernel",
+          "(own >= first), inside", "(own >= 0), inside", (recurrent,)),
+    Fault("keeps-inputs-from-the-front", "recurrent-gated-delta", recurrent, "keep_kernel", "blocks - 1 - turn", "turn",
+          (recurrent,)),
+    Fault("forgets-the-block-that-is-full", "recurrent-state-space", recurrent, "recur_kernel",
+          "(behind % block_size == 0) | ", "", (recurrent,)),
+    Fault("begins-anew", "recurrent-gated-delta-cut", recurrent, "recur_kernel", "(start > 0) & (count > 0)",
+          "(start > 7) & (count > 0)", (recurrent,)),
     Fault("writes-where-it-read", "blocks-copied-to-packed", blocks, "copy_kernel", "run * target_run",
           "run * 0", (blocks,)),
     Fault("weighs-runs-alike", "blocks-digested-heads", blocks, "digest_kernel", "weights + run * rows", "weights",

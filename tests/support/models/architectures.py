@@ -125,8 +125,9 @@ def read_model(
     kernels: KernelLibrary | None = None,
     deterministic: bool = False,
     by_torch: tuple[str, ...] = (),
+    adapters: bool = False,
 ) -> Model:
-    """Read a model as a worker does: on a device with the numbers of its files."""
+    """Read a model as a worker does: on a device with the numbers of its files, and with places for `adapters`."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     weights = Weights(
@@ -134,7 +135,7 @@ def read_model(
         torch.device(device),
         dtype,
         Packing.of(kernels),
-        arithmetic=Arithmetic(deterministic, by_torch=by_torch),
+        arithmetic=Arithmetic(deterministic, by_torch=by_torch, adapters=adapters),
         block=config.weight_block,
     )
     return build_model(config, weights)

@@ -11,10 +11,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pontil.gpu_ops.parameters.adapters import LowRank
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
+DIGESTS = ("aa" * 32, "bb" * 32)
 
 
 def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
@@ -28,6 +31,13 @@ def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
         for place, (name, (outputs, inputs)) in enumerate(model.adapters.shapes.items())
         if place % 5 != seed % 5
     }
+
+
+def with_adapter(one: Sequence, number: int) -> Sequence:
+    """Have a sequence computed with the adapter of a number, which is one of two."""
+    if number != NO_ADAPTER:
+        one.prefix = SaltedPrefix(adapter=UsedAdapter(DIGESTS[number], number))
+    return one
 
 
 def write_adapter(directory: Path, layers: Mapping[str, LowRank], **config: object) -> Path:

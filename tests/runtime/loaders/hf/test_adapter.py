@@ -131,8 +131,6 @@ def test_an_adapter_of_another_model_is_refused() -> None:
     ):
         with pytest.raises(AdapterError, match=says):
             PeftAdapter("", layers).own({QUERY: (10, 6)}, "adapter x")
-    with pytest.raises(AdapterError, match="on CPUs"):
-        PeftAdapter("", LAYERS).own({}, "adapter x")
 
 
 @pytest.mark.parametrize("split", [Split(outputs=by_columns), Split(inputs=by_columns)], ids=["outputs", "inputs"])

@@ -4,12 +4,14 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pretend_device import PretendDevice
 from tiny import build, layout_of, reference
+from tiny_adapters import random_layers, write_adapter
 
 from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.runtime.cache.storage import KVStorage
@@ -19,9 +21,12 @@ from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch, Tile
-from pontil.runtime.errors import ModelError
+from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
+from pontil.runtime.errors import AdapterError, ModelError
+from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.model import Model
-from pontil.runtime.worker.start.gpu_room import measure_room
+from pontil.runtime.worker.start.gpu_room import measure_room, room_of_adapters
+from pontil.runtime.worker.start.loading import make_adapter
 
 MIB = 1 << 20
 
@@ -82,6 +87,31 @@ def test_kv_gets_what_weights_and_the_largest_step_leave(model: Model, rows: lis
     assert max(rows) >= 100 and 6 in rows
     assert (room.allowed, room.taken, room.step, room.recorded) == (900 * MIB, 300 * MIB, max(rows) * MIB, 0)
     assert room.kv == (600 - max(rows)) * MIB
+
+
+def test_adapters_that_may_be_loaded_later_keep_their_room(model: Model, rows: list[int]) -> None:
+    known = KnownAdapters(50 * MIB)
+    known.learn("a", "aa" * 32, "a")
+    known.load("aa" * 32, 20 * MIB)
+    settings = config(adapter=("a=/a",), adapter_memory=50 * MIB)
+    # The rest of the limit, and one more.
+    assert room_of_adapters(settings, known) == 50 * MIB
+    assert room_of_adapters(config(adapter=("a=/a",)), known) == room_of_adapters(config(), KnownAdapters()) == 0
+    room = measure_room(settings, model, layout_of(model), ScriptedMeter(rows), 50 * MIB)
+    assert room.kv == (550 - max(rows)) * MIB and "further adapters 50 MiB" in room.parts
+
+
+def test_an_adapter_without_room_is_refused_in_words(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(adapters: ModelAdapters, layers: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    directory = str(write_adapter(tmp_path / "a", random_layers(model, 1)))
+    assert make_adapter(model.adapters, directory, "the adapter a")[1].nbytes > 0
+    monkeypatch.setattr(ModelAdapters, "made", fail)
+    with pytest.raises(AdapterError, match="the adapter a does not fit .* give --adapter-memory"):
+        make_adapter(model.adapters, directory, "the adapter a")
 
 
 def test_more_sequences_than_tokens_of_a_step_are_run_together(model: Model, rows: list[int]) -> None:
