@@ -66,9 +66,10 @@ class LinkedPictures:
         """Hold the images that are linked, each address fetched once. Raises RequestError, naming the place, and
         Unavailable."""
         linked = [medium for medium in media if isinstance(medium, LinkedPicture)]
-        first_of = {picture.address: picture for picture in reversed(linked)}
-        held = HeldBytes(self.held)
-        tasks = {address: asyncio.ensure_future(self.fetch(first, held)) for address, first in first_of.items()}
+        held, tasks = HeldBytes(self.held), dict[WebAddress, asyncio.Future[bytes]]()
+        for one in linked:
+            if one.address not in tasks:
+                tasks[one.address] = asyncio.ensure_future(self.fetch(one, held))
         try:
             await asyncio.gather(*tasks.values())
             yield {one: Picture(tasks[one.address].result(), one.place) for one in linked}

@@ -3,16 +3,17 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from pontil.runtime.stages.media.public_address import SystemNetwork
 
 LOOPBACK = "127.0.0.1"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(64))
 
-Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 def reply(status: str = "200 OK", body: bytes = b"", **headers: str) -> bytes:
@@ -68,12 +69,28 @@ class PictureOrigin:
                 writer.write(script)
                 await writer.drain()
             else:
-                await script(writer)
+                await until_left(script(writer), reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.open -= 1
             writer.close()
+
+
+async def until_left(script: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
+    """Go on with a script until its end, or until the client has left."""
+    work, leaving = asyncio.ensure_future(script), asyncio.ensure_future(reader.read())
+    try:
+        await asyncio.wait([work, leaving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        work.cancel()
+        leaving.cancel()
+        await asyncio.gather(work, leaving, return_exceptions=True)
+
+
+async def silent(writer: asyncio.StreamWriter) -> None:
+    """Answer nothing."""
+    await asyncio.Event().wait()
 
 
 class KnownNames(SystemNetwork):
