@@ -4,7 +4,7 @@
 import asyncio
 import ssl
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
 
@@ -20,8 +20,8 @@ class WebConnection(asyncio.StreamReaderProtocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # Those of other loops are no subclass of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
         super().connection_made(transport)
 
     async def open(self, address: str, port: int, trusted: ssl.SSLContext | None, name: str) -> None:

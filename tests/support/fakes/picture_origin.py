@@ -3,10 +3,13 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import uvloop
 
 from pontil.runtime.stages.media.public_address import SystemNetwork
 
@@ -39,7 +42,6 @@ class PictureOrigin:
     asked: list[str] = field(default_factory=list)
     port: int = 0
     open: int = 0
-    most_open: int = 0
 
     @property
     def url(self) -> str:
@@ -60,7 +62,6 @@ class PictureOrigin:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
-        self.most_open = max(self.most_open, self.open)
         try:
             request = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.asked.append(request)
@@ -93,6 +94,14 @@ async def silent(writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
+async def endless(writer: asyncio.StreamWriter) -> None:
+    """Send a body without an end, in chunks."""
+    writer.write(reply(Transfer_Encoding="chunked"))
+    while not writer.is_closing():
+        writer.write(b"400\r\n" + bytes(1024) + b"\r\n")
+        await writer.drain()
+
+
 class KnownNames(SystemNetwork):
     """A network whose names lead where this table says, and which counts the questions. With `trusted` its
     certificates are trusted."""
@@ -107,3 +116,37 @@ class KnownNames(SystemNetwork):
         if host not in self.names:
             raise OSError("no such host")
         return self.names[host]
+
+
+def on_each_loop(script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do a script on asyncio's loop, and on the one that a proxy has."""
+    for loop in (asyncio.new_event_loop(), uvloop.new_event_loop()):
+        try:
+            loop.run_until_complete(asyncio.wait_for(script(), 60))
+        finally:
+            for task in (left := asyncio.all_tasks(loop)):
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
+            loop.close()
+
+
+@contextmanager
+def picture_host(origin: PictureOrigin) -> Iterator[PictureOrigin]:
+    """Have an origin listen in a thread of its own."""
+    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with origin.listening():
+            ready.set()
+            await leave.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(30), "it listens"
+        yield origin
+    finally:
+        loop.call_soon_threadsafe(leave.set)
+        thread.join()
+        loop.close()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With https a host proves its name, although the connection goes to an address."""
 
-import asyncio
 import datetime
 import ssl
 from pathlib import Path
@@ -11,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, file, moved
+from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, file, moved, on_each_loop
 
 from pontil.runtime.foundation.web_address import AllowedHosts, web_address
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
@@ -51,6 +50,7 @@ def test_a_name_is_proved_by_its_certificate(tmp_path: Path) -> None:
     shown.sni_callback = lambda connection, name, context: names_asked.append(name)
 
     async def script() -> None:
+        names_asked.clear()
         async with PictureOrigin().listening(shown) as origin, PictureOrigin().listening() as plain:
             ports = origin.port, plain.port
             allowed = AllowedHosts([f"{name}:{port}" for name in (NAME, OTHER, LOOPBACK) for port in ports])
@@ -72,4 +72,4 @@ def test_a_name_is_proved_by_its_certificate(tmp_path: Path) -> None:
                     await fetcher.fetch(web_address(wrong), lambda size: None)
             assert len(origin.asked) == 2 and not plain.asked, "nothing is asked of a host that did not prove its name"
 
-    asyncio.run(asyncio.wait_for(script(), 60))
+    on_each_loop(script)

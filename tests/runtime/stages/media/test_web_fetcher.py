@@ -7,7 +7,19 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, Script, file, moved, reply, silent
+from picture_origin import (
+    LOOPBACK,
+    PNG,
+    KnownNames,
+    PictureOrigin,
+    Script,
+    endless,
+    file,
+    moved,
+    on_each_loop,
+    reply,
+    silent,
+)
 
 from pontil.runtime.foundation.web_address import AllowedHosts, web_address
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
@@ -22,7 +34,7 @@ def with_origin(script: Callable[[PictureOrigin], Awaitable[None]]) -> None:
         async with PictureOrigin().listening() as origin:
             await script(origin)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    on_each_loop(run)
 
 
 def fetcher(
@@ -85,14 +97,6 @@ def test_all_ways_of_http_to_say_where_a_file_ends(answer: bytes) -> None:
         assert await fetch(fetcher(origin), origin.url) == PNG
 
     with_origin(script)
-
-
-async def endless(writer: asyncio.StreamWriter) -> None:
-    """Send a body without an end, in chunks."""
-    writer.write(reply(Transfer_Encoding="chunked"))
-    while not writer.is_closing():
-        writer.write(b"400\r\n" + bytes(1024) + b"\r\n")
-        await writer.drain()
 
 
 async def headers_forever(writer: asyncio.StreamWriter) -> None:
