@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field
 
 from pontil.http.schema.reader import Fields
+from pontil.runtime.config.web_address import WebAddress, web_address
 from pontil.runtime.errors import RequestError
-from pontil.runtime.foundation.web_address import WebAddress, web_address
 
 IMAGE_URL = "image_url"
 # Bytes of the largest file that is decoded.

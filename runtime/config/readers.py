@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pontil.runtime.foundation.web_address import host_entry
+from pontil.runtime.config.web_address import host_entry
 
 # Converts the value from a flag or a file to the field's value; the ValueError has words that follow the flag's name.
 Reader = Callable[[Any], Any]

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pontil.http.fields.picture import LinkedPicture, Picture, check_picture
 from pontil.http.fields.recording import MediaPart
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS, CallerTurns
+from pontil.runtime.config.web_address import WebAddress
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.foundation.web_address import WebAddress
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
 from pontil.runtime.stages.media.web_fetcher import WebFetcher

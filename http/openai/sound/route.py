@@ -31,8 +31,8 @@ from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.reply import KeepAnswer, ReplyFormat, reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
+from pontil.runtime.config.web_address import MediaHosts
 from pontil.runtime.errors import ModelError, RequestError, Unavailable
-from pontil.runtime.foundation.web_address import AllowedHosts
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
@@ -55,7 +55,7 @@ class SoundRoutes:
     def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
         self.proxy, self.model, self.bodies = proxy, model, bodies
         self.held = SharedRoom(MOST_HELD)
-        self.linked = LinkedPictures(WebFetcher(AllowedHosts(proxy.config.allowed_media_domains)), self.held)
+        self.linked = LinkedPictures(WebFetcher(MediaHosts(proxy.config.allowed_media_domains)), self.held)
         # Opened by the first recording or image for a model that encodes them.
         self.reader: MediaReader | None = None
 

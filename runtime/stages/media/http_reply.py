@@ -60,7 +60,7 @@ class HttpReply:
         try:
             self.parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
-            # What follows a whole reply is not read.
+            # The reply is over: nothing behind it is read.
             if not self.is_whole:
                 raise FetchFailed(NO_HTTP) from None
         self.beside += len(data) - (self.length - before)

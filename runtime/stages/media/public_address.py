@@ -5,13 +5,12 @@ connection is made to an address that was checked: what the name means a moment 
 import asyncio
 import socket
 import ssl
-from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from pontil.runtime.foundation.web_address import IPAddress
+from pontil.runtime.config.web_address import IPAddress
 
-# Lookups at once. One that hangs keeps its thread for as long as the system's resolver does.
-LOOKUPS = 4
+# Lookups at once: fewer than the threads of the event loop, of which other work has the rest.
+LOOKUPS = 2
 # Networks of special use that Python's tables call global, or did in an older version.
 SPECIAL_V4 = tuple(map(IPv4Network, ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24")))
 SPECIAL_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))
@@ -38,22 +37,31 @@ def of_nat64(address: IPv6Address) -> IPv4Address | None:
 
 
 class SystemNetwork:
-    """The system's resolver and its store of certificates, asked in a few threads of their own: neither holds up the
-    event loop, and lookups that hang take no thread from other work."""
+    """The system's resolver and its store of certificates, asked in threads: neither holds up the event loop. A lookup
+    that hangs keeps its thread for as long as the resolver does, and others wait for it rather than take more
+    threads."""
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="fetch")
+        self.lookups = asyncio.Semaphore(LOOKUPS)
         self.context: ssl.SSLContext | None = None
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host, in the order of the system. Raises OSError."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, addresses_of, host, port)
+        await self.lookups.acquire()
+        future = asyncio.get_running_loop().run_in_executor(None, addresses_of, host, port)
+        future.add_done_callback(self.ended)
+        return await asyncio.shield(future)
+
+    def ended(self, future: "asyncio.Future[list[str]]") -> None:
+        self.lookups.release()
+        if not future.cancelled():
+            # Marks the exception as retrieved, also where nobody waits any more.
+            future.exception()
 
     async def trusted(self) -> ssl.SSLContext:
         """Return the context in which certificates are verified."""
         if self.context is None:
-            loop = asyncio.get_running_loop()
-            self.context = await loop.run_in_executor(self.threads, ssl.create_default_context)
+            self.context = await asyncio.to_thread(ssl.create_default_context)
         return self.context
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from pontil.runtime.foundation.web_address import AllowedHosts, IPAddress, WebAddress, literal
+from pontil.runtime.config.web_address import IPAddress, MediaHosts, WebAddress, literal
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
 from pontil.runtime.stages.media.http_reply import CUT_OFF, GOOD, HttpReply, read_body, read_head
 from pontil.runtime.stages.media.public_address import SystemNetwork, is_public, read_addresses
@@ -39,7 +39,7 @@ class FetchLimits:
 class WebFetcher:
     """Fetches files from the `allowed` hosts."""
 
-    allowed: AllowedHosts
+    allowed: MediaHosts
     limits: FetchLimits = FetchLimits()
     network: SystemNetwork = field(default_factory=SystemNetwork)
 

@@ -3,25 +3,15 @@
 
 import http.client
 import json
-import struct
-import zlib
 from typing import Any
 
 from media_questions import QUESTIONS, TOKENS, answered, ask
+from picture_bombs import png
 from picture_origin import PictureOrigin, endless, file, moved, reply, silent
 from served import Served, wait_for
 
 QUESTION = QUESTIONS["images"]
 SECRET = "sign=never-to-be-logged"
-
-
-def bomb(side: int) -> bytes:
-    """Return a PNG of a few bytes that says it has so many pixels in a line."""
-    head = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    body = b"IDAT" + zlib.compress(bytes(1 << 16))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (head, body, b"IEND")
-    )
 
 
 def placed(host: PictureOrigin) -> list[str | None]:
@@ -84,7 +74,7 @@ def check_refusals(served: Served, host: PictureOrigin) -> None:
     """Check that what cannot be fetched or read is one sentence, with its place, and that nothing is lost: the process
     that decodes is the one of before."""
     host.replies |= {
-        "/bomb.png": file(bomb(60_000)),
+        "/bomb.png": file(png(60_000, 60_000)),
         "/page": file(b"<html>"),
         "/endless": endless,
         "/away": moved(f"http://169.254.169.254/?{SECRET}"),

@@ -12,8 +12,8 @@ from pontil.http.fields.recording import Recording
 from pontil.http.intake.caller_turns import CALLER
 from pontil.http.openai.sound import linked_pictures
 from pontil.http.openai.sound.linked_pictures import AT_ONCE, MOST_WAITING, LinkedPictures
+from pontil.runtime.config.web_address import MediaHosts, web_address
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.foundation.web_address import AllowedHosts, web_address
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 
@@ -25,7 +25,7 @@ class Pictures:
 
     def __init__(self, origin: PictureOrigin) -> None:
         self.origin, self.room = origin, SharedRoom(ROOM)
-        allowed = AllowedHosts([f"{LOOPBACK}:{origin.port}"])
+        allowed = MediaHosts([f"{LOOPBACK}:{origin.port}"])
         self.linked = LinkedPictures(WebFetcher(allowed, network=KnownNames({})), self.room)
 
     def at(self, path: str, place: str = "") -> LinkedPicture:
@@ -91,7 +91,7 @@ def test_what_is_no_image_is_refused_by_its_place(body: bytes | None, code: str,
 
 
 def test_few_are_fetched_at_once_and_callers_take_turns() -> None:
-    """Who comes with one image does not wait for all of another's."""
+    """A caller with one image does not wait for all of another's."""
 
     async def script(pictures: Pictures) -> None:
         go_on, order = asyncio.Event(), list[str]()
@@ -173,12 +173,12 @@ def test_one_that_fails_or_leaves_ends_all_of_its_request(fault: str) -> None:
 
 
 def test_nothing_is_fetched_without_a_list() -> None:
-    linked = LinkedPictures(WebFetcher(AllowedHosts([])), SharedRoom(ROOM))
+    linked = LinkedPictures(WebFetcher(MediaHosts([])), SharedRoom(ROOM))
     picture = LinkedPicture(web_address("http://images.example/a?secret"), "messages[0]")
     with pytest.raises(RequestError, match="this server fetches nothing") as refused:
         linked.check(picture)
     assert (refused.value.param, refused.value.code) == ("messages[0]", "unsupported_parameter")
-    linked = LinkedPictures(WebFetcher(AllowedHosts(["other.example"])), SharedRoom(ROOM))
+    linked = LinkedPictures(WebFetcher(MediaHosts(["other.example"])), SharedRoom(ROOM))
     with pytest.raises(RequestError, match="the host 'images.example', from which") as refused:
         linked.check(picture)
     assert refused.value.code == "invalid_image_url" and "secret" not in str(refused.value)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, file, moved, on_each_loop
 
-from pontil.runtime.foundation.web_address import AllowedHosts, web_address
+from pontil.runtime.config.web_address import MediaHosts, web_address
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 
@@ -53,7 +53,7 @@ def test_a_name_is_proved_by_its_certificate(tmp_path: Path) -> None:
         names_asked.clear()
         async with PictureOrigin().listening(shown) as origin, PictureOrigin().listening() as plain:
             ports = origin.port, plain.port
-            allowed = AllowedHosts([f"{name}:{port}" for name in (NAME, OTHER, LOOPBACK) for port in ports])
+            allowed = MediaHosts([f"{name}:{port}" for name in (NAME, OTHER, LOOPBACK) for port in ports])
             names = {NAME: [LOOPBACK], OTHER: [LOOPBACK]}
             trusted = WebFetcher(allowed, network=KnownNames(names, ssl.create_default_context(cafile=path)))
             origin.replies |= {"/": file(), "/down": moved(f"http://{NAME}:{plain.port}/")}

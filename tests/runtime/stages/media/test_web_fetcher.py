@@ -21,7 +21,7 @@ from picture_origin import (
     silent,
 )
 
-from pontil.runtime.foundation.web_address import AllowedHosts, web_address
+from pontil.runtime.config.web_address import MediaHosts, web_address
 from pontil.runtime.stages.media.fetch_failed import FetchFailed
 from pontil.runtime.stages.media.web_fetcher import NO_PRIVATE, FetchLimits, WebFetcher
 
@@ -43,7 +43,7 @@ def fetcher(
     more: Sequence[str] = (),
     limits: FetchLimits = LIMITS,
 ) -> WebFetcher:
-    allowed = AllowedHosts([f"{LOOPBACK}:{origin.port}", f"{NAME}:{origin.port}", *more])
+    allowed = MediaHosts([f"{LOOPBACK}:{origin.port}", f"{NAME}:{origin.port}", *more])
     return WebFetcher(allowed, limits, KnownNames({NAME: [LOOPBACK]} if names is None else names))
 
 
@@ -265,9 +265,9 @@ def test_an_address_that_the_operator_wrote_is_meant() -> None:
     async def script(origin: PictureOrigin) -> None:
         origin.replies["/"] = file()
         named, port = {NAME: [LOOPBACK], "localhost": ["::1", LOOPBACK]}, origin.port
-        by_address = WebFetcher(AllowedHosts([f"{LOOPBACK}:{port}", f"{NAME}:{port}"]), LIMITS, KnownNames(named))
-        by_name = WebFetcher(AllowedHosts([f"localhost:{port}", f"{NAME}:{port}"]), LIMITS, KnownNames(named))
-        name_alone = WebFetcher(AllowedHosts([f"{NAME}:{port}", LOOPBACK]), LIMITS, KnownNames(named))
+        by_address = WebFetcher(MediaHosts([f"{LOOPBACK}:{port}", f"{NAME}:{port}"]), LIMITS, KnownNames(named))
+        by_name = WebFetcher(MediaHosts([f"localhost:{port}", f"{NAME}:{port}"]), LIMITS, KnownNames(named))
+        name_alone = WebFetcher(MediaHosts([f"{NAME}:{port}", LOOPBACK]), LIMITS, KnownNames(named))
         assert await fetch(by_address, f"http://{LOOPBACK}:{port}/") == PNG
         assert await fetch(by_address, f"http://{NAME}:{port}/") == PNG
         assert await fetch(by_name, f"http://localhost:{port}/") == PNG
@@ -275,7 +275,7 @@ def test_an_address_that_the_operator_wrote_is_meant() -> None:
         assert "names the host" in await refusal(name_alone, f"http://{LOOPBACK}:{port}/")
         assert await refusal(name_alone, f"http://{NAME}:{port}/") == NO_PRIVATE
         assert "takes no connection" in await refusal(
-            WebFetcher(AllowedHosts(["[::1]:1"]), LIMITS, KnownNames({})), "http://[::1]:1/"
+            WebFetcher(MediaHosts(["[::1]:1"]), LIMITS, KnownNames({})), "http://[::1]:1/"
         )
 
     with_origin(script)
@@ -290,7 +290,7 @@ def test_names_without_an_answer_are_not_found() -> None:
         url = f"http://{NAME}:{origin.port}/"
         for names in ({}, {NAME: []}, {NAME: ["no address"]}):
             assert "which is not found" in await refusal(fetcher(origin, names), url)
-        hanging = WebFetcher(AllowedHosts([f"{NAME}:{origin.port}"]), FetchLimits(step=0.05), Hanging({}))
+        hanging = WebFetcher(MediaHosts([f"{NAME}:{origin.port}"]), FetchLimits(step=0.05), Hanging({}))
         assert "not found within 0.05 s" in await refusal(hanging, url)
 
     with_origin(script)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.runtime.foundation.web_address import MOST_CHARACTERS, AllowedHosts, WebAddress, web_address
+from pontil.runtime.config.web_address import MOST_CHARACTERS, MediaHosts, WebAddress, web_address
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_other_addresses_are_refused_in_words(url: str) -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_but_an_address_is_read(text: str) -> None:
-    """What is read can be sent in one line, and reads as itself."""
+    """An address that is read can be sent in one line, and reads as itself."""
     for url in (text, f"http://{text}", f"https://a/{text}"):
         try:
             found = web_address(url)
@@ -53,7 +53,7 @@ def test_a_target_is_in_no_text_form() -> None:
 
 
 def test_ports_are_those_of_the_list() -> None:
-    allowed = AllowedHosts(["images.example", "Store.Example:9000", "10.0.0.5", "[::1]:81"])
+    allowed = MediaHosts(["images.example", "Store.Example:9000", "10.0.0.5", "[::1]:81"])
     for url in (
         "http://images.example/", "https://images.example/", "https://images.example:80/", "http://store.example:9000/",
         "http://10.0.0.5/", "http://[0:0::1]:81/",
@@ -64,7 +64,7 @@ def test_ports_are_those_of_the_list() -> None:
         "http://images.example.evil/", "http://10.0.0.5:9000/", "http://[::1]/", "http://10.5/",
     ):  # fmt: skip
         assert not allowed.allow(web_address(url)), url
-    assert not AllowedHosts([])
+    assert not MediaHosts([])
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_ports_are_those_of_the_list() -> None:
 )  # fmt: skip
 def test_entries_that_name_no_host_are_refused(entry: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        AllowedHosts([entry])
+        MediaHosts([entry])

@@ -97,7 +97,7 @@ def host_entry(text: str) -> tuple[str, tuple[int, ...]]:
     return host, tuple(PORTS.values()) if parts[2] is None else (int(parts[2]),)
 
 
-class AllowedHosts:
+class MediaHosts:
     """The hosts, by name or by address, with the ports at which files may be fetched from them."""
 
     def __init__(self, entries: Iterable[str]) -> None:
