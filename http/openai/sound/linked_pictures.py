@@ -16,7 +16,7 @@ from pontil.runtime.stages.media.fetch_failed import FetchFailed
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 
 # Images that are fetched at once, and that may wait to be, in a proxy; and the longest wait in seconds.
-AT_ONCE, MOST_WAITING, LONGEST_WAIT = 8, 64, 15.0
+AT_ONCE, MOST_WAITING, LONGEST_WAIT = 8, 256, 15.0
 # Bytes of all images of a request that are fetched.
 MOST_FETCHED = 32 << 20
 FAILED = "invalid_image_url"

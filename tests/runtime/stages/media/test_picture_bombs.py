@@ -101,5 +101,5 @@ def test_of_many_images_the_first_is_read_and_no_more(decoder: Decoder, file: by
 
 
 def test_a_jpeg_with_fewer_pixels_than_it_says_costs_what_one_of_that_size_does(decoder: Decoder) -> None:
-    """As in all of libjpeg's readers the rest is grey."""
+    """Its rest is grey, as in all of libjpeg's readers."""
     assert decoder.squares(jpeg(5_000, 5_000)) == 64
