@@ -3,6 +3,8 @@
 
 import http.client
 import json
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 from media_questions import QUESTIONS, TOKENS, answered, ask
@@ -63,6 +65,9 @@ def check_linked(served: Served, host: PictureOrigin) -> None:
     assert message["usage"]["input_tokens"] == sent["usage"]["prompt_tokens"]
     assert answered(served, "/v1/messages/count_tokens", turn) == {"input_tokens": sent["usage"]["prompt_tokens"]}
     assert SECRET not in served.output.read_text()
+    with closing(sqlite3.connect(served.usage_log)) as log:
+        rows = log.execute("SELECT image_tokens FROM requests WHERE stage IS NULL ORDER BY arrived DESC LIMIT 4")
+        assert rows.fetchall() == [(details["image_tokens"],)] * 4, "of chat, responses and message alike"
 
 
 def asking(url: str) -> dict[str, Any]:

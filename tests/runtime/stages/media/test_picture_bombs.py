@@ -19,7 +19,7 @@ from pontil.runtime.stages.nodes.squares import Squares
 SQUARE = 32 * (1 + 32 * 3)
 
 
-class Decoder:
+class BombedReader:
     """A reader with its process, and the loop in which it is asked."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Decoder:
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    made = Decoder()
+def decoder() -> Iterator[BombedReader]:
+    made = BombedReader()
     yield made
     process = made.reader.process
     assert (process.started, process.crashed) == (1, 0) and psutil.pid_exists(process.pid or 0)
@@ -67,7 +67,7 @@ def decoder() -> Iterator[Decoder]:
         (png(32, 32, *[packed(b"zTXt", 1 << 20)] * 500, pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
     ],
 )  # fmt: skip
-def test_a_bomb_is_refused_in_a_sentence(decoder: Decoder, file: bytes, says: str) -> None:
+def test_a_bomb_is_refused_in_a_sentence(decoder: BombedReader, file: bytes, says: str) -> None:
     assert len(file) < 1 << 20
     with pytest.raises(RequestError, match=f"^place cannot be read: .*({says})") as refused:
         decoder.squares(file)
@@ -96,10 +96,10 @@ ENDLESS = chunk(b"acTL", struct.pack(">II", 0x7FFFFFFF, 0))
         "a later one cut off",
     ],
 )
-def test_of_many_images_the_first_is_read_and_no_more(decoder: Decoder, file: bytes) -> None:
+def test_of_many_images_the_first_is_read_and_no_more(decoder: BombedReader, file: bytes) -> None:
     assert decoder.squares(file) == 1
 
 
-def test_a_jpeg_with_fewer_pixels_than_it_says_costs_what_one_of_that_size_does(decoder: Decoder) -> None:
+def test_a_jpeg_with_fewer_pixels_than_it_says_costs_what_one_of_that_size_does(decoder: BombedReader) -> None:
     """Its rest is grey, as in all of libjpeg's readers."""
     assert decoder.squares(jpeg(5_000, 5_000)) == 64
