@@ -23,14 +23,18 @@ FAILED = "invalid_image_url"
 
 
 class HeldBytes:
-    """The bytes that one request holds of a room, which are given back at once."""
+    """The bytes that one request holds of a room, until all of them are given back."""
 
     def __init__(self, room: SharedRoom) -> None:
         self.room, self.caller, self.size = room, CALLER.get(), 0
+        self.is_over = False
 
     def take(self, size: int) -> None:
         """Hold more bytes. Raises RequestError for more than any request may hold, and Unavailable where others hold
         too much."""
+        if self.is_over:
+            # A fetch that ends, of a request that did not wait for it.
+            return
         if self.size + size > MOST_FETCHED:
             says = f"images at addresses on the network have more than {MOST_FETCHED} bytes together: send fewer"
             raise RequestError(says, param="messages", code=FAILED)
@@ -40,7 +44,7 @@ class HeldBytes:
 
     def give_back(self) -> None:
         self.room.give_back(self.caller, self.size)
-        self.size = 0
+        self.size, self.is_over = 0, True
 
 
 class LinkedPictures:
@@ -74,8 +78,10 @@ class LinkedPictures:
             await asyncio.gather(*tasks.values())
             yield {one: Picture(tasks[one.address].result(), one.place) for one in linked}
         finally:
-            await ended(tasks)
-            held.give_back()
+            try:
+                await ended(tasks)
+            finally:
+                held.give_back()
 
     async def fetch(self, picture: LinkedPicture, held: HeldBytes) -> bytes:
         async with self.turns.turn(1, LONGEST_WAIT):

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, file, on_each_loop, silent
+from picture_origin import LOOPBACK, PNG, KnownNames, PictureOrigin, endless, file, on_each_loop, silent
 
 from pontil.http.fields.picture import LinkedPicture, Picture
 from pontil.http.fields.recording import Recording
@@ -149,6 +149,25 @@ def test_what_is_fetched_holds_the_room_of_all_requests(monkeypatch: pytest.Monk
         monkeypatch.setattr(linked_pictures, "MOST_FETCHED", ROOM // 2 + 1000)
         with pytest.raises(RequestError, match="more than 525288 bytes together"):
             await pictures.fetched("/large", "/small")
+
+    with_pictures(script)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_one_that_is_cancelled_again_while_it_ends_holds_nothing(turns: int) -> None:
+    async def script(pictures: Pictures) -> None:
+        pictures.origin.replies["/a"] = endless
+        task = asyncio.ensure_future(pictures.fetched("/a"))
+        while not pictures.room.total:
+            await asyncio.sleep(0)
+        for _ in range(2):
+            task.cancel()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await asyncio.wait([task])
+        while pictures.linked.turns.taken:
+            await asyncio.sleep(0)
+        assert task.cancelled()
 
     with_pictures(script)
 
