@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
-from pontil.http.fields.picture import Picture, encoded_picture, linked_picture
+from pontil.http.fields.picture import LinkedPicture, Picture, encoded_picture, linked_picture
 from pontil.http.fields.recording import MixedContent
 from pontil.http.openai.chat.kept_beginning import KeptBeginning
 from pontil.http.openai.chat.prompt import Message
-from pontil.http.schema.message_schema import MAX_MESSAGES
+from pontil.http.schema.message_schema import IMAGE_URL_SCHEMA, MAX_MESSAGES
 from pontil.http.schema.parameter import Schema, opened
 from pontil.http.schema.reader import Fields
 
@@ -38,13 +38,13 @@ def read_text_block(block: Fields) -> str:
     return text
 
 
-def read_image_block(block: Fields) -> Picture:
+def read_image_block(block: Fields) -> Picture | LinkedPicture:
     source = block.required_object("source", f"is missing: {GIVE}")
     kind = source.text("type")
     if kind == "base64":
         # The bytes themselves say what they are.
         source.text("media_type")
-        picture = encoded_picture(source, "data", source.required_text("data"))
+        picture: Picture | LinkedPicture = encoded_picture(source, "data", source.required_text("data"))
     elif kind == "url":
         picture = linked_picture(source, "url", GIVE)
     else:
@@ -89,7 +89,7 @@ def read_blocks(fields: Fields, name: str) -> list[Fields]:
     return fields.objects(name, MAX_BLOCKS)
 
 
-Part = str | Picture
+Part = str | Picture | LinkedPicture
 PartReaders = Mapping[str, Callable[[Fields], Part]]
 TEXT_ONLY: dict[str, Callable[[Fields], Part]] = {"text": read_text_block}
 
@@ -341,7 +341,7 @@ IMAGE_SOURCE: Schema = {
             media_type={"type": ["string", "null"]},
             data={"type": "string", "contentEncoding": "base64"},
         ),
-        opened(["type", "url"], type={"const": "url"}, url={"type": "string", "pattern": "^data:"}),
+        opened(["type", "url"], type={"const": "url"}, url=IMAGE_URL_SCHEMA),
     ]
 }
 IMAGE_BLOCK = opened(["type", "source"], type={"const": IMAGE}, source=IMAGE_SOURCE)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in messages: bytes of a PNG or JPEG file in a data URL, checked as far as costs nothing."""
+"""Images in messages: bytes of a PNG or JPEG file in a data URL, or the address of one, checked as far as costs
+nothing."""
 
 import base64
 import binascii
@@ -7,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from pontil.http.schema.reader import Fields
+from pontil.runtime.config.web_address import WebAddress, web_address
 from pontil.runtime.errors import RequestError
 
 IMAGE_URL = "image_url"
@@ -25,7 +27,15 @@ class Picture:
     place: str
 
 
-def read_picture(fields: Fields) -> Picture:
+@dataclass(frozen=True, slots=True)
+class LinkedPicture:
+    """An image at an address on the network, which is fetched, if at all, once nothing else refuses its request."""
+
+    address: WebAddress
+    place: str
+
+
+def read_picture(fields: Fields) -> Picture | LinkedPicture:
     """Read a content part of the type image_url."""
     image = fields.required_object(IMAGE_URL, f"is missing: {GIVE}")
     picture = linked_picture(image, "url", GIVE)
@@ -34,17 +44,16 @@ def read_picture(fields: Fields) -> Picture:
     return picture
 
 
-def linked_picture(fields: Fields, name: str, give: str) -> Picture:
-    """Read an image from the data URL of this name. Errors say what to `give`."""
+def linked_picture(fields: Fields, name: str, give: str) -> Picture | LinkedPicture:
+    """Read an image from the data URL, or the address on the network, of this name. Errors say what to `give`."""
     url = fields.required_text(name)
     head = DATA_URL.match(url)
     if head is None:
         if re.match(r"https?:", url, re.IGNORECASE):
-            says = (
-                "is an address on the network, and this server fetches nothing for its clients: a request could name "
-                f"hosts that only the server reaches; {give}"
-            )
-            raise fields.wrong(name, says, "unsupported_parameter")
+            try:
+                return LinkedPicture(web_address(url), f"{fields.path}{name}")
+            except ValueError as error:
+                raise fields.wrong(name, str(error)) from None
         raise fields.wrong(name, f"is no data URL in base64: {give}")
     return encoded_picture(fields, name, url[head.end() :])
 

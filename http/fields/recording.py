@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pontil.http.fields.picture import Picture
+from pontil.http.fields.picture import LinkedPicture, Picture
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import is_wav
@@ -33,18 +33,21 @@ class Recording:
     place: str
 
 
+MediaPart = Recording | Picture | LinkedPicture
+
+
 @dataclass(frozen=True, slots=True)
 class MixedContent:
     """The content of a message with recordings or images, in order with its texts."""
 
-    parts: tuple[str | Recording | Picture, ...]
+    parts: tuple[str | MediaPart, ...]
 
     def __len__(self) -> int:
         """The number of characters of its texts."""
         return sum(len(part) for part in self.parts if isinstance(part, str))
 
     @property
-    def media(self) -> tuple[Recording | Picture, ...]:
+    def media(self) -> tuple[MediaPart, ...]:
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns for work that is done one at a time before a key's limits are known to allow the request."""
+"""Turns for work of which little is done at a time, before the request is queued for workers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,20 +18,23 @@ RETRY_SECONDS = 1.0
 
 
 class CallerTurns:
-    """One turn at a time. Callers that wait have them in rotation, so that each waits for at most one turn of every
-    other; those of one caller are in order of arrival. At most `most` bytes wait, shared by callers. `work` is what the
-    turns are for, as errors call it."""
+    """Turns, so many `at_once`. Callers that wait have them in rotation, so that each waits for at most one turn of
+    every other; those of one caller are in order of arrival. At most `most` bytes wait, shared by callers. `work` is
+    what the turns are for, as errors call it.
 
-    def __init__(self, most: int, work: str) -> None:
+    Conservation: `taken` is the number of turns that were taken less those released; one waits only while all are
+    taken."""
+
+    def __init__(self, most: int, work: str, at_once: int = 1) -> None:
         self.waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self.room, self.work = SharedRoom(most), work
-        self.is_taken = False
+        self.at_once, self.taken = at_once, 0
 
     async def take(self, size: int, timeout: float | None = None) -> None:
         """Wait for a turn, which ends with `release`. `size` is the number of bytes that wait with it. Raises
         Unavailable at once where too much waits, and after the timeout."""
-        if not self.is_taken:
-            self.is_taken = True
+        if self.taken < self.at_once:
+            self.taken += 1
             return
         caller = CALLER.get()
         if not self.room.take(caller, size):
@@ -54,7 +57,7 @@ class CallerTurns:
         if len(self.waiting):
             self.waiting.pop().set_result(None)
         else:
-            self.is_taken = False
+            self.taken -= 1
 
     @asynccontextmanager
     async def turn(self, size: int, timeout: float | None = None) -> AsyncIterator[None]:

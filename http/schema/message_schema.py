@@ -26,13 +26,18 @@ AUDIO_PART: Schema = {
     },
     "required": ["type", "input_audio"],
 }
+IMAGE_URL_SCHEMA: Schema = {
+    "type": "string",
+    "pattern": "^(data:|https?://)",
+    "description": "a data URL, or an address at a host of --allowed-media-domains",
+}
 IMAGE_PART: Schema = {
     "type": "object",
     "properties": {
         "type": {"const": "image_url"},
         "image_url": {
             "type": "object",
-            "properties": {"url": {"type": "string", "pattern": "^data:"}, "detail": TEXT},
+            "properties": {"url": IMAGE_URL_SCHEMA, "detail": TEXT},
             "required": ["url"],
         },
     },

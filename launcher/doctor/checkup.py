@@ -36,6 +36,7 @@ PACKAGES = (
     "click",
     "cryptography",
     "gguf",
+    "httptools",
     "jinja2",
     "jsonschema",
     "llguidance",

@@ -34,7 +34,8 @@ CHOSEN = "IN (SELECT value FROM json_each(?))"
 REQUESTS = f"""
 SELECT proxy, api_key, model, date(arrived, 'unixepoch') AS day, state, count(*), sum(stage IS NULL),
        sum(iif({BILLED}, prompt_tokens, 0)), sum(iif({BILLED}, cached_tokens, 0)),
-       sum(iif({BILLED}, completion_tokens, 0)), sum(generated), sum(delivered), sum(discarded)
+       sum(iif({BILLED}, completion_tokens, 0)), sum(generated), sum(delivered), sum(discarded),
+       sum(iif({BILLED}, image_tokens, 0))
 FROM requests WHERE id {CHOSEN} GROUP BY proxy, api_key, model, day, state
 """
 SHARES = f"""

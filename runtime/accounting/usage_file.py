@@ -40,7 +40,7 @@ from pontil.runtime.foundation.file_faults import may_pass
 
 # "pont" in ASCII: marks a usage log in SQLite's header.
 APPLICATION_ID = 0x706F6E74
-VERSION = 7
+VERSION = 8
 # Seconds that a write waits for another program that reads or locks the file.
 BUSY = 1.0
 # The same where several proxies write, and how long one waits at its start for another that prepares the file.

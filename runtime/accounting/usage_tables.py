@@ -20,7 +20,8 @@ class RequestRow:
     """One request. `arrived` is in seconds since 1970; the other times count from there, None while unknown.
     `generated` is what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason
     for each choice. `queue_seconds` and `computed_tokens` are stated by the worker that computed the prompt.
-    `stage` is set for what a further stage of a model did for a request, whose id this one begins with."""
+    `stage` is set for what a further stage of a model did for a request, whose id this one begins with.
+    `image_tokens` are those of the `prompt_tokens` that stand for images."""
 
     id: str
     proxy: str
@@ -44,6 +45,7 @@ class RequestRow:
     total_seconds: float | None
     computed_tokens: int | None
     stage: str | None = None
+    image_tokens: int = 0
 
 
 @value(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class RemovedRequests:
     generated: int
     delivered: int
     discarded: int
+    image_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pontil.runtime.config.readers import (
     choice,
     collector,
     duration,
+    media_domains,
     names,
     number,
     origins,
@@ -68,6 +69,13 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         "Origins whose pages may call the server from a browser, like https://app.example; * for any.",
         origins,
         "LIST|*",
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        NETWORK,
+        (),
+        "Hosts whose images requests may link to, like images.example,10.0.0.5:9000 (default: nothing is fetched).",
+        media_domains,
+        "LIST",
     )
     max_body_size: int | None = option(
         NETWORK, None, "Largest request, like 16MiB (default: what a full context needs, at most 8 MiB).", size, "SIZE"
@@ -247,6 +255,7 @@ class ProxyConfig(ProxyOptions):
     names that clients may use while no key is needed. With `stable_prompts` lines that agents change get other places
     in prompts (http/openai/chat/changing_lines.py). With `strict_parameters` requests may have no fields without
     effect. The parsers are named as in runtime/chat/dialect.py. Pages of `cors_origin` may read answers in a browser.
+    Images that requests link to are fetched from `allowed_media_domains`, and from nowhere else.
     Responses are kept in the file `response_store`, where one is named: at most `response_store_size` bytes, for
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name
     `served_embedding_model_name`; and where there is a `reranking_model`, pairs of texts are scored by it, under its

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pontil.runtime.config.web_address import host_entry
+
 # Converts the value from a flag or a file to the field's value; the ValueError has words that follow the flag's name.
 Reader = Callable[[Any], Any]
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
@@ -134,6 +136,17 @@ def names(value: Any) -> tuple[str, ...]:
     if not hosts or not all(HOST.fullmatch(host) or is_address(host.strip("[]")) for host in hosts):
         raise ValueError("must be names of hosts, without ports, with commas between them")
     return hosts
+
+
+def media_domains(value: Any) -> tuple[str, ...]:
+    """Parse comma-separated hosts from which files may be fetched, with or without ports."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, str) for entry in listed):
+        raise ValueError("must be hosts with commas between them")
+    entries = tuple(entry.strip().lower() for entry in listed)
+    for entry in entries:
+        host_entry(entry)
+    return entries
 
 
 def adapters(value: Any) -> tuple[str, ...]:

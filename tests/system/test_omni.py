@@ -12,8 +12,10 @@ import psutil
 import pytest
 import torch
 from effort import by_default, is_long
+from linked_questions import check_leaving, check_linked, check_refusals
 from media_questions import check_answers, check_other_forms, let_see
 from oracle import settled, steady
+from picture_origin import PictureOrigin, picture_host
 from served import Served, launched, wait_for
 from slow_process import SlowProcess
 from spoken import Spoken, speak
@@ -79,9 +81,17 @@ def answers(served: Served) -> list[Spoken]:
 
 
 @pytest.fixture(scope="module")
-def site(pair: "OmniPair", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def host() -> Iterator[PictureOrigin]:
+    """The one host from which the site fetches images."""
+    with picture_host(PictureOrigin()) as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def site(pair: "OmniPair", host: PictureOrigin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Both decoders split over two workers."""
-    with launched(tmp_path_factory.mktemp("site"), *options(pair, "both split")) as served:
+    fetching = ("--allowed-media-domains", f"127.0.0.1:{host.port}")
+    with launched(tmp_path_factory.mktemp("site"), *options(pair, "both split"), *fetching) as served:
         yield served
 
 
@@ -119,6 +129,13 @@ def test_recordings_and_images_are_answered_as_by_transformers(pair: "OmniPair",
 
 def test_responses_and_messages_show_images_as_chats_do(site: Served) -> None:
     check_other_forms(site)
+    settled(site)
+
+
+def test_images_on_the_network_are_shown_as_those_that_are_sent(site: Served, host: PictureOrigin) -> None:
+    check_linked(site, host)
+    check_refusals(site, host)
+    check_leaving(site, host)
     settled(site)
 
 

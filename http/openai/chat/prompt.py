@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pontil.http.fields.picture import IMAGE_URL, Picture, read_picture
-from pontil.http.fields.recording import INPUT_AUDIO, MixedContent, Recording, read_recording
+from pontil.http.fields.picture import IMAGE_URL, read_picture
+from pontil.http.fields.recording import INPUT_AUDIO, MediaPart, MixedContent, read_recording
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
 from pontil.http.openai.chat.function_messages import FUNCTION_CALL, ROLE, as_tools
 from pontil.http.schema.json_body import parse
@@ -73,12 +73,12 @@ class ChatPrompt:
         return str(last.get("content", "")) if same else ""
 
     @property
-    def media(self) -> tuple[Recording | Picture, ...]:
+    def media(self) -> tuple[MediaPart, ...]:
         """The recordings and images in messages, which have to become text before the prompt is rendered."""
         contents = (message.get("content") for message in self.messages)
         return tuple(medium for content in contents if isinstance(content, MixedContent) for medium in content.media)
 
-    def heard(self, texts: Mapping[Recording | Picture, str]) -> "ChatPrompt":
+    def heard(self, texts: Mapping[MediaPart, str]) -> "ChatPrompt":
         """Return the prompt with each recording and image replaced by the text that stands for it."""
         return replace(self, messages=tuple(heard_message(message, texts) for message in self.messages))
 
@@ -93,7 +93,7 @@ class ChatPrompt:
         return sum(len(message.get("content", "")) for message in self.messages)
 
 
-def heard_message(message: Message, texts: Mapping[Recording | Picture, str]) -> Message:
+def heard_message(message: Message, texts: Mapping[MediaPart, str]) -> Message:
     content = message.get("content")
     if not isinstance(content, MixedContent):
         return message
@@ -225,7 +225,7 @@ def read_content(fields: Fields, role: str) -> str | MixedContent:
     return MixedContent(tuple(parts))
 
 
-def read_part(fields: Fields, role: str) -> str | Recording | Picture:
+def read_part(fields: Fields, role: str) -> str | MediaPart:
     kind = fields.take("type")
     if kind in (INPUT_AUDIO, IMAGE_URL):
         if role != "user":

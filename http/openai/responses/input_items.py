@@ -4,8 +4,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pontil.http.fields.picture import Picture, linked_picture
-from pontil.http.schema.message_schema import MAX_MESSAGES
+from pontil.http.fields.picture import LinkedPicture, Picture, linked_picture
+from pontil.http.schema.message_schema import IMAGE_URL_SCHEMA, MAX_MESSAGES
 from pontil.http.schema.parameter import Schema
 from pontil.http.schema.reader import Fields
 
@@ -44,7 +44,7 @@ Item = dict[str, Any]
 class ImagePart(Item):
     """A part in the form in which it is stored, with the `picture` that was read from it."""
 
-    def __init__(self, url: str, picture: Picture) -> None:
+    def __init__(self, url: str, picture: Picture | LinkedPicture) -> None:
         super().__init__(type=IMAGE, image_url=url, detail="auto")
         self.picture = picture
 
@@ -211,7 +211,7 @@ def input_schema() -> Schema:
     text: Schema = {"type": "string"}
     image: Schema = {
         "type": "object",
-        "properties": {"type": {"const": IMAGE}, "image_url": {"type": "string", "pattern": "^data:"}},
+        "properties": {"type": {"const": IMAGE}, "image_url": IMAGE_URL_SCHEMA},
         "required": ["type", "image_url"],
     }
     shapes = [*part_schema(TEXT_PARTS)["anyOf"], image]

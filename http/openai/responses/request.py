@@ -9,7 +9,7 @@ from typing import Any
 from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
-from pontil.http.fields.picture import Picture, linked_picture
+from pontil.http.fields.picture import LinkedPicture, Picture, linked_picture
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.recording import MixedContent
 from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, parameter, sampling_fields
@@ -98,7 +98,7 @@ def content_of(parts: str | Sequence[Item]) -> str | MixedContent:
     return MixedContent(tuple(picture_of(part) if part["type"] == IMAGE else part["text"] for part in parts))
 
 
-def picture_of(part: Item) -> Picture:
+def picture_of(part: Item) -> Picture | LinkedPicture:
     """Return the image of a part of this request, or of one that a kept response answers."""
     if isinstance(part, ImagePart):
         return part.picture

@@ -14,14 +14,15 @@ from sanic.response import text as text_response
 
 from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.audio_output import AudioOutput
-from pontil.http.fields.picture import Picture
-from pontil.http.fields.recording import Recording
+from pontil.http.fields.picture import LinkedPicture, Picture
+from pontil.http.fields.recording import MediaPart, Recording
 from pontil.http.fields.sampling import SEED_BITS, mint_seed
 from pontil.http.intake.body import GENERATION_ERRORS, BodyReader
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt import MAX_MEDIA
 from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.sound.linked_pictures import LinkedPictures
 from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
@@ -30,6 +31,7 @@ from pontil.http.stream.receipts import check_no_receipt
 from pontil.http.stream.reply import KeepAnswer, ReplyFormat, reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
+from pontil.runtime.config.web_address import MediaHosts
 from pontil.runtime.errors import ModelError, RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
@@ -37,7 +39,8 @@ from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND
-from pontil.runtime.stages.media.reader import MediaReader, PromptMedia, media_forms
+from pontil.runtime.stages.media.reader import MediaForms, MediaReader, PromptMedia, media_forms
+from pontil.runtime.stages.media.web_fetcher import WebFetcher
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
 VOICE = "voice"
@@ -52,6 +55,7 @@ class SoundRoutes:
     def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
         self.proxy, self.model, self.bodies = proxy, model, bodies
         self.held = SharedRoom(MOST_HELD)
+        self.linked = LinkedPictures(WebFetcher(MediaHosts(proxy.config.allowed_media_domains)), self.held)
         # Opened by the first recording or image for a model that encodes them.
         self.reader: MediaReader | None = None
 
@@ -119,16 +123,18 @@ class SoundRoutes:
                     code="unsupported_parameter",
                 )
             self.options(graph, chat_request.audio.voice, "audio.voice", request)
-        if chat_request.prompt.media and not self.encodes:
-            for medium in chat_request.prompt.media:
-                self.sees_no(medium) if isinstance(medium, Picture) else self.hearing(medium.place)
+        for medium in chat_request.prompt.media:
+            if isinstance(medium, LinkedPicture):
+                self.linked.check(medium)
+            if not self.encodes:
+                self.hearing(medium.place) if isinstance(medium, Recording) else self.sees_no(medium)
 
     @property
     def encodes(self) -> bool:
         """True if the model has a stage that encodes recordings and images."""
         return self.graph is not None and self.graph.encoder is not None
 
-    def sees_no(self, picture: Picture) -> None:
+    def sees_no(self, picture: Picture | LinkedPicture) -> None:
         """Refuse an image."""
         says = f"{picture.place} is an image, and the model {self.model.name!r} sees none: send text, or ask a server"
         says = f"{says} whose model sees (Qwen3-Omni does)"
@@ -176,10 +182,10 @@ class SoundRoutes:
         if len(media) > MAX_MEDIA:
             says = f"messages hold {len(media)} recordings and images: at most {MAX_MEDIA} may be; leave out older ones"
             raise RequestError(says, param="messages")
-        with self.holding(sum(len(medium.data) for medium in media)):
+        with self.holding(sum(len(medium.data) for medium in media if not isinstance(medium, LinkedPicture))):
             if self.encodes:
                 return await self.encoded(chat_request)
-            texts = dict[Recording | Picture, str]()
+            texts = dict[MediaPart, str]()
             for medium in media:
                 assert isinstance(medium, Recording), "an image was refused before"
                 texts[medium] = await self.recognised(medium, ticket)
@@ -187,6 +193,16 @@ class SoundRoutes:
 
     async def encoded(self, chat_request: ChatRequest) -> ChatRequest:
         """Return the chat with its media as the model's encoder is given them, and what stands for them."""
+        reader, media = self.open_reader(), chat_request.prompt.media
+        texts = {medium: self.text_of(medium, reader.forms) for medium in media}
+        async with self.linked.fetched(media) as fetched:
+            whole = [fetched[medium] if isinstance(medium, LinkedPicture) else medium for medium in media]
+            given = await reader.read([(kind_of(medium), medium.data, medium.place) for medium in whole])
+        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=given)
+
+    def open_reader(self) -> MediaReader:
+        """Return the reader of media. Raises RequestError where it cannot be had, and Unavailable where no worker
+        encodes now."""
         assert self.graph is not None and self.graph.encoder is not None
         self.runs.check_there(self.graph, self.graph.encoder)
         if self.reader is None:
@@ -196,16 +212,15 @@ class SoundRoutes:
                 raise RequestError(f"this server cannot read recordings or images: {error}", param="messages") from None
             assert forms is not None, "a model with a stage of encoders takes media"
             self.reader = MediaReader(forms)
-        texts, files = dict[Recording | Picture, str](), list[tuple[str, bytes, str]]()
-        for medium in chat_request.prompt.media:
-            kind = SOUND if isinstance(medium, Recording) else IMAGE
-            if kind not in self.reader.forms.kinds:
-                says = f"{medium.place}: the model {self.model.name!r} has no encoder of the kind {kind}: send text"
-                raise RequestError(says, param=medium.place, code="unsupported_parameter")
-            texts[medium] = self.reader.forms.texts[kind]
-            files.append((kind, medium.data, medium.place))
-        given = await self.reader.read(files)
-        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=given)
+        return self.reader
+
+    def text_of(self, medium: MediaPart, forms: MediaForms) -> str:
+        """Return the text that stands for a medium. Raises RequestError for a kind that the model does not take."""
+        kind = kind_of(medium)
+        if kind not in forms.kinds:
+            says = f"{medium.place}: the model {self.model.name!r} has no encoder of the kind {kind}: send text"
+            raise RequestError(says, param=medium.place, code="unsupported_parameter")
+        return forms.texts[kind]
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -252,3 +267,7 @@ class SoundRoutes:
         options |= self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options, given)
         return await reply(request, stream, shape, keep, write=partial(shape.written, stream))
+
+
+def kind_of(medium: MediaPart) -> str:
+    return SOUND if isinstance(medium, Recording) else IMAGE

@@ -251,6 +251,7 @@ class Bookkeeper:
             None if state == OPEN else age,
             entry.computed_beside(usage.cached_tokens),
             None if request.is_clients else request.work.stage,
+            request.work.image_tokens,
         )
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:

@@ -51,11 +51,13 @@ class WorkPart(Enum):
 class Work(ABC):
     """The work that a request asks of workers: a prompt, its parameters, and what differs between its kinds. Unless a
     kind says otherwise its answer is tokens, which one worker or pair makes of the model that generates. What is
-    `beside` is a part of another request, which counts against the limits of its key for both."""
+    `beside` is a part of another request, which counts against the limits of its key for both. `image_tokens` of the
+    prompt stand for images."""
 
     prompt: list[int]
     params: SamplingParams
     beside: bool = field(default=False, kw_only=True)
+    image_tokens: int = field(default=0, kw_only=True)
 
     @abstractmethod
     def messages(

@@ -18,6 +18,7 @@ from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, SpeechPrompt
+from pontil.runtime.stages.graph.medium import IMAGE, counted, media_of
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import NO_TOKENS, StageRun, later_stages
 from pontil.runtime.stages.runs.stream import RunStream
@@ -110,7 +111,9 @@ class RunEntry:
         for node in later:
             self.check_there(graph, node.name)
         first = graph.node(graph.first)
-        return StageRun(prompt, params, graph, first, self.conductor, later, given=given, options=options)
+        run = StageRun(prompt, params, graph, first, self.conductor, later, given=given, options=options)
+        run.image_tokens = counted(media_of(options), IMAGE)
+        return run
 
     def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, seed: int = 0) -> RunStream:
         """Admit a request for the audio of a text in UTF-8: to the stage that makes audio, whose stream has no text, or

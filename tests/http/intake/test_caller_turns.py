@@ -30,7 +30,7 @@ def test_another_caller_waits_for_one_turn_of_each_and_not_for_all_of_them() -> 
         tasks += [asyncio.ensure_future(as_caller(name, turns, order)) for name in ("ann", "bob")]
         await asyncio.gather(*tasks)
         assert order.index("ann") <= 2 and order.index("bob") <= 3
-        assert order.count("greedy") == 8 and not turns.is_taken and not turns.room.total
+        assert order.count("greedy") == 8 and not turns.taken and not turns.room.total
 
     in_turns(1000, script)
 
@@ -68,7 +68,7 @@ def test_a_wait_ends_in_time_and_leaves_no_turn_behind() -> None:
         # It has the turn, and is cancelled before it runs.
         given.cancel()
         await asyncio.wait([left, given])
-        assert given.cancelled() and not turns.is_taken and not turns.room.total
+        assert given.cancelled() and not turns.taken and not turns.room.total
 
     in_turns(100, script)
 
@@ -102,6 +102,6 @@ def test_any_mix_of_callers_ends_with_the_turn_free() -> None:
                     source.choice(tasks).cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert not any(isinstance(end, AssertionError) for end in ends)
-            assert not turns.is_taken and not turns.room.total and not turns.room.held and not len(turns.waiting)
+            assert not turns.taken and not turns.room.total and not turns.room.held and not len(turns.waiting)
 
         in_turns(150, script)

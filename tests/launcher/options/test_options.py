@@ -62,6 +62,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("allowed_hosts", "a,,b"), ("allowed_hosts", ""), ("max_body_size", "0"),
         ("cors_origin", "null"), ("cors_origin", "app.example"), ("cors_origin", "https://a/b"), ("cors_origin", ""),
         ("cors_origin", "https://a,,*"),
+        ("allowed_media_domains", ""), ("allowed_media_domains", "a,,b"), ("allowed_media_domains", "https://a"),
+        ("allowed_media_domains", "*"), ("allowed_media_domains", "localhost"), ("allowed_media_domains", "0.0.0.0:80"),
         ("kv_tier", "8GiB"), ("kv_tier", "memory"), ("kv_tier", "memory:/x:1GiB"), ("kv_tier", "disk:1GiB"),
         ("kv_tier", "disk:kv:1GiB"), ("kv_tier", "memory:0"), ("kv_tier", "disk:/kv:lots"), ("kv_tier", "tape:/x:1GiB"),
         ("kv_tier", "memory:1GiB,memory:2GiB"), ("kv_tier", "disk:/a:1GiB,disk:/b:1GiB"), ("kv_tier", ","),

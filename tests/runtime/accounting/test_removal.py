@@ -151,3 +151,15 @@ def test_the_log_removes_what_is_old_beside_its_writing(path: Path) -> None:
         receipt.result(DEADLINE)
     log.close()
     assert names(path) == ["first", "second"] and sums(path)[0].requests == 1
+
+
+def test_tokens_of_images_are_summed_where_they_are_billed(path: Path) -> None:
+    shown = [replace(REQUEST, id=f"mine-{number}", image_tokens=number) for number in (1, 2)]
+    unread = replace(
+        REQUEST, id="mine-3", image_tokens=4, completion_tokens=0, delivered=0, discarded=4, finish="error"
+    )
+    with closing(UsageFile(path)) as file:
+        file.write(balanced([*shown, unread]))
+    assert all_work(path, Removal(1.0), FIRST_DAY + 3 * DAY) == 3
+    with closing(open_to_read(path)) as database:
+        assert database.execute("SELECT sum(image_tokens) FROM removed_requests").fetchall() == [(3,)]

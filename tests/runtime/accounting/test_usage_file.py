@@ -62,11 +62,11 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     UsageFile(tmp_path / "newer").close()
     with closing(sqlite3.connect(tmp_path / "newer")) as database:
-        database.execute("PRAGMA user_version = 8")
+        database.execute("PRAGMA user_version = 9")
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 8"),
+        ("newer", "version 9"),
         ("no/file", "No such"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -74,7 +74,7 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 8"),
+        ("newer", "version 9"),
         ("none", "there is no"),
     ):
         with pytest.raises(UsageLogError, match=said):

@@ -346,5 +346,6 @@ FOUNDATION = "runtime/foundation"
 KEEPERS = {
     "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
     "jsonschema": "runtime/grammar", "aiohttp": "launcher/tools/bench", "matplotlib": "launcher/tools/bench",
-    "opentelemetry": "runtime/tracing", "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
+    "httptools": "runtime/stages/media", "opentelemetry": "runtime/tracing", "prompt_toolkit": "launcher/commands",
+    "rich": "launcher/commands",
 }  # fmt: skip

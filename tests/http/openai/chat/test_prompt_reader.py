@@ -148,11 +148,11 @@ def test_who_leaves_keeps_the_turn_until_the_thread_is_done() -> None:
         executor = OrderedExecutor()
         left = asyncio.ensure_future(executor.run(first, 1))
         second = asyncio.ensure_future(executor.run(lambda: ran.append("second"), 1))
-        await settled(lambda: executor.turns.is_taken)
+        await settled(lambda: executor.turns.taken)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        assert not second.done() and executor.turns.is_taken
+        assert not second.done() and executor.turns.taken
         go.set()
         await second
 

@@ -4,14 +4,13 @@
 import asyncio
 import base64
 import io
-import struct
 import wave
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from picture_bombs import png
 from PIL import Image
 
 from pontil.runtime.errors import RequestError
@@ -47,15 +46,6 @@ def image(width: int, height: int, form: str = "PNG", mode: str = "RGB", **saved
     file = io.BytesIO()
     Image.new(mode, (width, height), (9, 200, 30) if mode == "RGB" else None).save(file, form, **saved)
     return file.getvalue()
-
-
-def bomb(side: int) -> bytes:
-    """Return a small PNG that says it has so many pixels in a line."""
-    head = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    body = b"IDAT" + zlib.compress(bytes(1 << 16))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (head, body, b"IEND")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +100,8 @@ def test_what_cannot_be_read_is_refused_by_its_place(loop: asyncio.AbstractEvent
     whole = image(640, 640)
     for kind, data, says in (
         (IMAGE, whole[:-60], "no whole PNG or JPEG"),
-        (IMAGE, bomb(30000), "is too large"),
-        (IMAGE, bomb(2000), "no whole PNG or JPEG"),
+        (IMAGE, png(30000, 30000), "is too large"),
+        (IMAGE, png(2000, 2000), "no whole PNG or JPEG"),
         (IMAGE, image(3000, 2), "at most 200 times"),
         (IMAGE, image(8, 8, "GIF", "P"), "no whole PNG or JPEG"),
         (SOUND, wav(np.zeros(100), 4000), "samples a second"),
