@@ -135,6 +135,12 @@ static void take_in(float* column, int key_dim, int rows, const float* queries, 
     }
 }
 
+// Copies 16 columns of `rows` rows, which lie so many numbers apart. No numbers are read by reference here: for the
+// compiler a vector that is stored may change any.
+static void copy_columns(const float* from, size_t from_apart, float* to, size_t to_apart, int rows) {
+    for (int row = 0; row < rows; row++) store(to + row * to_apart, load(from + row * from_apart));
+}
+
 // Takes a span's rows into the matrix of one value head, and reads it: result [rows][value_heads][value_dim].
 static void take_head(Context::Own& scratch, const RecurrentHalf& half, const RecurrentPlaces& places,
                       const Tile& tile, const Span& span, int head, const float* made, size_t stride,
@@ -149,8 +155,10 @@ static void take_head(Context::Own& scratch, const RecurrentHalf& half, const Re
         const float* queries = own + head / (half.value_heads / half.key_heads) * key_dim;
         for (int at = 0; at < dim; at += LANES) {
             const size_t place = size_t(head) * key_dim * dim + at;
-            for (int i = 0; i < key_dim; i++)
-                store(column + i * LANES, before ? load(before + place + size_t(i) * dim) : Floats{});
+            if (before)
+                copy_columns(before + place, dim, column, LANES, key_dim);
+            else
+                memset(column, 0, size_t(key_dim) * LANES * sizeof *column);
             const float* values = own + 2 * places.keys + head * dim + at;
             float* to = result + first * places.all + head * dim + at;
             if (places.is_delta)
@@ -159,8 +167,7 @@ static void take_head(Context::Own& scratch, const RecurrentHalf& half, const Re
             else
                 take_in<false>(column, key_dim, rows, queries, queries + places.keys, values, places.channels,
                                changes.data(), half.direct[head], to, places.all);
-            for (int i = 0; after && i < key_dim; i++)
-                store(after + place + size_t(i) * dim, load(column + i * LANES));
+            if (after) copy_columns(column, LANES, after + place, dim, key_dim);
         }
     });
 }

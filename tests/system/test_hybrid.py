@@ -48,8 +48,8 @@ def test_pairs_of_workers_answer_like_one_process(
 ) -> None:
     """H4, H5."""
     lists = ("--prefill", group(ranks, 0), "--decode", group(ranks, 1), "--share-devices", "--disagg", "always")
-    speculation = ("--speculative-tokens", str(guesses))
-    with launched(tmp_path, *lists, *speculation, *hybrid(tmp_path, alone.kind)) as served:
+    guessing = ("--speculative-tokens", str(guesses))
+    with launched(tmp_path, *lists, *guessing, *hybrid(tmp_path, alone.kind)) as served:
         assert answers(served) == alone.answers
         at_rest(served)
         site = DisturbedSite(served, TOKENS, is_real=False)

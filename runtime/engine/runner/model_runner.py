@@ -89,8 +89,8 @@ class ModelRunner:
     @property
     def may_begin_anew(self) -> bool:
         """Return whether a step for which memory does not suffice is attempted again without its largest request. Other
-        ranks would wait for the rest of one that is begun anew."""
-        return self.followers.none and self.model.communicator.size == 1
+        ranks would wait for the rest of one that is begun anew, and states would take its rows in twice."""
+        return self.storage.states is None and self.followers.none and self.model.communicator.size == 1
 
     def beside(self, storage: KVStorage) -> "ModelRunner":
         return ModelRunner(self.model, storage)

@@ -110,6 +110,11 @@ def test_any_guesses_leave_the_states_of_none(model: Model) -> None:  # B1, C16
     assert rejected > 0
 
 
+def test_a_step_that_failed_is_not_begun_anew(model: Model) -> None:
+    """Its states may have taken in rows already: the worker ends, and another one computes them again."""
+    assert not rig(model).runner.may_begin_anew
+
+
 def test_guesses_from_repeated_text(model: Model) -> None:
     repeating = [sequence("a", [5, 6, 7, 8, 9] * 50, 24), sequence("b", [11, 12] * 20, 24)]
     plain, expected = answered(rig(model), repeating)
