@@ -54,7 +54,7 @@ class WorkerAdapters:
             registration = link.registration
             if registration is None or link.proxy is None or not link.takes_adapters:
                 continue
-            if changed or (self.told.get(place) != registration and (self.book.changes or self.loads.known.by_name)):
+            if changed or self.told.get(place) != registration:
                 link.send(self.state(link.proxy))
             self.told[place] = registration
 

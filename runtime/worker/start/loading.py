@@ -124,7 +124,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
-        weights.shelf.mapped, put_adapters(model, config),
+        weights.shelf.mapped, put_adapters(model.adapters, config),
     )  # fmt: skip
 
 
@@ -134,15 +134,15 @@ def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[
     return adapter.digest, adapters.made(adapter.own(adapters.shapes, source))
 
 
-def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
+def put_adapters(adapters: ModelAdapters, config: WorkerConfig) -> KnownAdapters:
     """Read adapters and give them to a model, each under its number: the same on all ranks. Of those that have no room
     together the last ones are in memory. Raises AdapterError."""
     known = KnownAdapters(config.adapter_memory)
     for name, directory in config.adapter_paths.items():
-        digest, made = make_adapter(model.adapters, directory, f"the adapter {name}")
+        digest, made = make_adapter(adapters, directory, f"the adapter {name}")
         known.learn(name, digest, directory)
         for one in known.room_for(f"the adapter {name}", made.nbytes, ()) or ():
-            model.adapters.remove(one.used.number)
+            adapters.remove(one.used.number)
             one.is_loaded = False
         made.put(known.by_digest[digest].used.number)
         known.load(digest, made.nbytes)
