@@ -209,9 +209,11 @@ class AdapterClients:
 def with_adapters(plan: SitePlan, chance: random.Random, model: TinyModel) -> SitePlan:
     """Draw whether a seed has such clients, and workers with memory for a few adapters only."""
     has, is_bounded, room = chance.random() < SHARE, chance.random() < BOUNDED, chance.choice(ROOM)
-    if not (has if plan.adapters < 0 else plan.adapters) or plan.tenants or plan.staged is not None or plan.has_ranks:
+    if not (has if plan.adapters < 0 else plan.adapters) or plan.tenants or plan.staged is not None:
         return plan
-    memory = int(room * bytes_of(model.config)) if is_bounded else None
+    # Each rank has all of one here.
+    most = max(map(plan.ranks_of, plan.worker_names)) * bytes_of(model.config)
+    memory = int(room * most) if is_bounded else None
     return replace(plan, adapter_folder=str(model.folder / "adapters"), adapter_memory=memory)
 
 

@@ -17,6 +17,7 @@ from stream_memory import connectors_of, left_in
 from virtual_time import HERE, SeededWorld
 from worker_process import WorkerProcess
 
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -26,13 +27,13 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.worker.adapters.adapter_reader import put_adapters
 from pontil.runtime.worker.generate.worker import Worker, make_worker
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start import kv_tiers
 from pontil.runtime.worker.start.assembly import WorkerResources, equip, first_epoch_of
-from pontil.runtime.worker.start.loading import put_adapters
 
 # Seconds to read a block from a tier.
 TIER_BLOCK = 0.1e-3
@@ -156,5 +157,5 @@ def resources(
     return WorkerResources(
         model.config, fingerprint, model.tokenizer, model.grammars, layout, storage, pool, engine,
         Driver(config, report), "float32", "hash", stage=parts if config.node else None, recorder=recorder,
-        adapters=put_adapters(held, config), model_adapters=held,
+        adapters=put_adapters(held, config, SingleRank()), model_adapters=held,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.messages import SCHEMA, AdapterTable, Cancel, Hello, LeaseOrder, Message, PrefixRequest, Submit
-from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers, Connect, open_transport
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
@@ -23,7 +22,7 @@ from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
 from pontil.runtime.worker.generate.stage import open_stage
-from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters, loads_adapters
+from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters, loads_adapters, open_loads
 from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.stalled_links import StalledLinks
@@ -132,12 +131,8 @@ class Worker(Workload):
         self.grammars = GrammarManager(machine.grammars, sockets.poller.wake, sockets.failures)
         sockets.closing.callback(self.grammars.close)
         self.adapters = WorkerAdapters(
-            sockets.incarnation,
-            link,
-            AdapterLoads(machine.adapters, machine.model_adapters, sockets.poller.wake, sockets.failures),
-            config.adapter_directory,
+            sockets.incarnation, link, open_loads(sockets, machine), config.adapter_directory
         )
-        sockets.closing.callback(self.adapters.loads.close)
         self.prefill.may_compute = self.adapters.loads.submit
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
@@ -188,6 +183,7 @@ class Worker(Workload):
                 self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
+            self.adapters.loads.parts.answered(done)
         self.machine.rounds.hear()
 
     def tick(self, now: float) -> None:

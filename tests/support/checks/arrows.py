@@ -181,6 +181,10 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
+    "runtime/worker/adapters": {
+        "gpu_ops/collectives", "gpu_ops/parameters", "runtime/disaggregation", "runtime/engine/sequences",
+        "runtime/loaders/hf", "runtime/models", "runtime/wire",
+    },
     "runtime/worker/start": {
         "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/draws", "gpu_ops/kernels",
         "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/products",
@@ -188,7 +192,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/adapters",
+        "runtime/worker/ranks",
     },
     "runtime/worker/links": {
         "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",
@@ -213,13 +218,13 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/parameters", "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine",
         "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar",
         "runtime/models", "runtime/receipts", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/worker/adapters", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
         "runtime/engine/tiles", "runtime/models", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/ranks", "runtime/worker/start",
+        "runtime/worker/adapters", "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links",
+        "runtime/worker/process", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/recompute": {
         "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences", "runtime/receipts",
