@@ -5,6 +5,7 @@
         [--record]
     taskset -c 1 python scripts/bench_engine.py --contexts 4096 32768 [--model NAME|PATH] [--record]
     taskset -c 1 python scripts/bench_engine.py --products [--rows 1 4 8 32] [--record]
+    taskset -c 1 python scripts/bench_engine.py --adapters 8 [--rank 16] [--rows 32] [--rounds 50]
     taskset -c 1 python scripts/bench_engine.py --host [--rounds 100] [--profile]
 
 Prints one JSON object for each kind of kernels, in milliseconds, least and median of the rounds (with --cpu of this
@@ -28,6 +29,9 @@ and values in that time. No prompt is computed: the KV cache has random numbers,
 With --products single products with weights of Q4_K, Q6_K and Q8_0, of so many rows and of a prompt of --prompt: the
 share of what can be read of memory, and of the peak, of which the larger one is the limit. --record appends either to
 the tables "Long contexts" and "Products" in docs/measurements-history.md.
+
+With --adapters instead: steps whose rows have so many random adapters of all layers, one after the other, by turns with
+the same steps without (scripts/adapter_steps.py): the median ms of both, and the median and quartiles of their ratios.
 
 With --host instead: what the host does in a step of 1, 64 and 256 rows (scripts/host_steps.py): the real engine and
 scheduler, over a device (then over kernels) that takes no time. It prints ms by the clock and of CPU time, least and
@@ -53,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import roofline  # noqa: E402
 import torch  # noqa: E402
+from adapter_steps import measure_adapters  # noqa: E402
 from bench_products import product_shares  # noqa: E402
 from host_steps import measure_host  # noqa: E402
 
@@ -273,6 +278,27 @@ def measure_products(arguments: argparse.Namespace, kernels: str) -> None:
             append(HISTORY, PRODUCTS, [*about, *figures, *shares])
 
 
+def measure_adapted(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
+    """Measure steps with adapters beside the same without."""
+    torch.set_num_threads(arguments.threads if kernels == "torch" else 1)
+    library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
+    now, rounds = time.process_time if arguments.cpu else time.perf_counter, arguments.rounds
+    arguments.rounds = 2 * rounds + 2
+    engine, _ = open_engine(arguments, library)
+
+    def begun(rows: int, answer: int) -> list[Sequence]:
+        for name in list(engine.sequences):
+            engine.end(name, FinishReason.ABORTED)
+        made = [sequence_of(engine, number, arguments.context, answer) for number in range(rows)]
+        for one in made:
+            engine.add(one)
+        assert len(engine.step()) == rows
+        return made
+
+    about = {"kernels": library.name if library else "torch", "quantization": arguments.quantization}
+    return about | measure_adapters(engine, (arguments.adapters, arguments.rank), arguments.rows, rounds, now, begun)
+
+
 def measure(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads if kernels == "torch" else 1)
     library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
@@ -318,6 +344,8 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--adapters", type=int, metavar="N")
+    parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--host", action="store_true")
     arguments = parser.parse_args()
     if arguments.host:
@@ -335,6 +363,9 @@ def main() -> None:
             print(json.dumps(result), flush=True)
             if arguments.record:
                 record_contexts(result, arguments.model)
+            continue
+        if arguments.adapters:
+            print(json.dumps(measure_adapted(arguments, kernels)), flush=True)
             continue
         result = measure(arguments, kernels)
         print(json.dumps(result), flush=True)

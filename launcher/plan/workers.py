@@ -182,8 +182,6 @@ def plan_worker(
         raise OptionError(
             f"{name} has {divisions} devices joined by +, and --speculative-model is for workers of one: use commas."
         )
-    if divisions > 1 and options.adapter_memory is not None and role in GENERATING_ROLES:
-        raise OptionError(f"{name} has {divisions} devices joined by +, and --adapter-memory is for workers of one.")
     config = values_of(WorkerOptions, options) | {
         "deadlines": values_of(Deadlines, options),
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,

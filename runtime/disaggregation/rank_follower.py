@@ -70,9 +70,9 @@ class FollowerTransfers:
             self.storage.erase(range(first, after))
         for block, filled_slots in plan.cleared:
             self.storage.clear_tail(block, filled_slots)
-        for number, taking, *blocks in plan.published:
+        for number, taking, staged, *blocks in plan.published:
             division = HeadGroups(self.storage.layout.num_kv_heads, self.storage.layout.ranks, taking)
-            publication = published(blocks, division, self.storage.layout.rank, number not in plan.unstaged)
+            publication = published(blocks, division, self.storage.layout.rank, bool(staged))
             self.publisher.publish(publication, partial(self.published, number))
         self.publisher.forget(plan.forgotten)
         for peer in plan.detached:

@@ -77,9 +77,7 @@ class RankPools:
         if blocks and self.orders.ranks > 1:
             self.last += 1
             self.unanswered[self.last] = publication
-            self.orders.add("published", [self.last, taking, *blocks])
-            if not staged:
-                self.orders.add("unstaged", self.last)
+            self.orders.add("published", [self.last, taking, int(staged), *blocks])
         else:
             publication.parts.update({rank: [] for rank in self.orders.followers})
         return publication

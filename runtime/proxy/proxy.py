@@ -104,7 +104,9 @@ class Proxy:
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
         self.moves = LeaseMoves(leases, self.try_at)
-        self.adapters = FleetAdapters(self.incarnation, self.registry, self.send, tuple(config.adapter_paths))
+        self.adapters = FleetAdapters(
+            self.incarnation, self.registry, self.send, tuple(config.adapter_paths), bool(config.adapter_directory)
+        )
         self.dispatcher.lookup.lacking = self.adapters.lacking
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         tokenizers: dict[str | None, Tokenizer] = {None: tokenizer}

@@ -81,18 +81,20 @@ class RankPlan:
     """From driver to all followers (`receiver` is empty): the work of one step. Any field may be empty. First come how
     many positions of each sequence that verified guesses in the step before were right, `accepted`, then the
     orders about blocks, which the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`,
-    `grants`, `erased`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies`
-    and `tiles`.
+    `grants`, `erased`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then
+    `copies`, `adapters` and `tiles`.
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
     runtime/disaggregation/rank_orders.py. `erased`: [first block, block behind the last] of unused ones, whose memory
-    goes back. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
-    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `unstaged`: those of
-    these requests, by their numbers, whose blocks need no copy in host memory. `forgotten`: blocks whose copies in host
-    memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`: see
+    goes back. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests, each a number, the ranks of
+    the taking worker, 1 where blocks need a copy in host memory, and then blocks to make readable and to digest.
+    `forgotten`: blocks whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer:
+    descriptor}. `pulls`: see
     runtime/disaggregation/joint_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
     `tiles`: rows to compute, as runtime/engine/tiles/plan_tables.py writes them. `stop`: leave after this plan.
     `recorded`: [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
+    `adapters`: parts of adapters to read, to compute with, to drop or to remove, see
+    runtime/worker/adapters/adapter_parts.py.
     """
 
     sender: str
@@ -112,9 +114,9 @@ class RankPlan:
     grants: list[dict[str, Any]] = field(default_factory=list)
     recorded: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
-    unstaged: list[int] = field(default_factory=list)
     erased: list[list[int]] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    adapters: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class RankDone:
     ended. `digests`: for each answered request of `published`, its number and then the digests of its blocks. `pulls`:
     pulls that ended. `failed_peers`: peers that could not be attached, with the reason. `received`: numbers that grow
     while bytes come, by peer. `lost`: attached peers whose process has ended. `direct`:
-    attached peers whose own memory this rank reads, so that they need not stage blocks for it."""
+    attached peers whose own memory this rank reads, so that they need not stage blocks for it. `adapters`: parts of
+    adapters that were read, or why they could not be."""
 
     sender: str
     receiver: str
@@ -135,3 +138,4 @@ class RankDone:
     received: dict[str, int] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     direct: list[str] = field(default_factory=list)
+    adapters: list[dict[str, Any]] = field(default_factory=list)

@@ -26,6 +26,8 @@ from pontil.runtime.wire.messages import (
     RankPool,
     RankReady,
 )
+from pontil.runtime.worker.adapters.adapter_parts import FollowedAdapters
+from pontil.runtime.worker.adapters.adapter_reader import AdapterReader
 from pontil.runtime.worker.links.connectors import open_connector
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -86,11 +88,16 @@ class Follower(Workload):
     of the last one."""
 
     def __init__(
-        self, link: DriverLink, tiles: FollowedTiles, transfers: FollowerTransfers, prefault: Prefault
+        self,
+        link: DriverLink,
+        tiles: FollowedTiles,
+        transfers: FollowerTransfers,
+        adapters: FollowedAdapters,
+        prefault: Prefault,
     ) -> None:
         super().__init__(link.sockets, ProxyLinks(()), IdleWork(prefault=prefault), {"rank": link.rank})
         self.driver, self.tiles, self.transfers, self.reader = link, tiles, transfers, PlanReader()
-        self.prefault = prefault
+        self.adapters, self.prefault = adapters, prefault
         self.arrived: list[RankPlan] = []
         self.done = 0
         self.is_over = False
@@ -101,7 +108,7 @@ class Follower(Workload):
     def poll(self, now: float) -> None:
         self.driver.flush()
         self.arrived += self.driver.plans()
-        if not self.arrived and (news := self.transfers.report()):
+        if not self.arrived and (news := self.news()):
             self.driver.answer(self.done, news)
 
     def step(self, now: float) -> None:
@@ -109,7 +116,11 @@ class Follower(Workload):
         plans, self.arrived = self.arrived, []
         for plan in plans:
             self.follow(plan)
-        self.driver.answer(self.done, self.transfers.report())
+        self.driver.answer(self.done, self.news())
+
+    def news(self) -> dict[str, Any]:
+        """Return the fields of an answer that have news."""
+        return self.transfers.report() | self.adapters.report()
 
     def follow(self, plan: RankPlan) -> None:
         """Carry out one plan. Plans come in order, each once: the socket's queue keeps them so, or breaks."""
@@ -119,6 +130,7 @@ class Follower(Workload):
             self.tiles.take_accepted(plan.accepted)
         self.transfers.obey(plan)
         self.tiles.copy([(source, target) for source, target in plan.copies])
+        self.adapters.obey(plan.adapters)
         for fields in plan.tiles:
             self.tiles.follow(self.reader.read(fields))
             self.prefault.hear(self.reader.highest)
@@ -173,7 +185,7 @@ class FollowerStart:
         transfers = self.open_transfers(storage, records)
         left, described = b"" if records is None else records.told(), transfers.connector.register()
         prefault = Prefault(storage, BlockPool(storage.num_blocks), self.config.kv_cache_ahead_memory)
-        follower = Follower(link, tiles, transfers, prefault)
+        follower = Follower(link, tiles, transfers, self.open_adapters(loaded), prefault)
         link.socket.send(RankReady(incarnation, link.driver, rank, described, left))
         return follower
 
@@ -191,5 +203,11 @@ class FollowerStart:
         own = JointConnector(self.open_connector(storage, guard), storage)
         publisher = publisher_for(storage, self.sockets.poller.wake, self.sockets.failures)
         made = FollowerTransfers(storage, own, None if guard is None else guard.grants, publisher, records)
+        self.sockets.closing.callback(made.close)
+        return made
+
+    def open_adapters(self, loaded: ModelPart) -> FollowedAdapters:
+        model = loaded.model.adapters
+        made = FollowedAdapters(model, AdapterReader(model, self.sockets.poller.wake, self.sockets.failures))
         self.sockets.closing.callback(made.close)
         return made

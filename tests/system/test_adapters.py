@@ -19,6 +19,11 @@ from pontil.launcher.cli import cli
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 NAMES = ("base", "one", "two")
 OPTIONS = ("--kv-cache-memory", "8MiB", "--restart-delay", "0.1", "--share-devices", "--served-model-name", "base")
+# A worker of one rank for each role, and one of two ranks; and the one that is killed.
+SITES = (
+    (("--prefill", "cpu", "--decode", "cpu"), "decode:0"),
+    (("--role", "mixed", "--mixed", "cpu:0+cpu:0"), "mixed:0"),
+)
 
 
 def adapters_of(model: Path, folder: Path) -> list[str]:
@@ -89,7 +94,10 @@ def test_ranks_divide_adapters(tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.long
-def test_adapters_come_and_go_while_a_launch_runs(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize(("site", "killed"), SITES)
+def test_adapters_come_and_go_while_a_launch_runs(
+    tmp_path: Path, model: str, site: tuple[str, ...], killed: str
+) -> None:
     """Loaded at run time, an adapter answers as one of the launch; a worker that is killed has it again."""
     adapters, json_type = adapters_of(Path(model), tmp_path), {"content-type": "application/json"}
     with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
@@ -99,13 +107,13 @@ def test_adapters_come_and_go_while_a_launch_runs(tmp_path: Path, model: str) ->
         reply = served.request("POST", f"/v1/{what}_lora_adapter", {"lora_name": name} | more, json_type)
         return f"{reply.status} {reply.text()}"
 
-    pair = ("--prefill", "cpu", "--decode", "cpu", "--adapter-directory", str(tmp_path), "--adapter-memory", "128KiB")
-    with launched(tmp_path, "--model", model, *pair, *OPTIONS) as served:
+    told = ("--adapter-directory", str(tmp_path), "--adapter-memory", "128KiB")
+    with launched(tmp_path, "--model", model, *site, *told, *OPTIONS) as served:
         for name in NAMES[1:]:
             assert change("load", name, lora_path=str(tmp_path / name)).startswith("200"), name
         assert {name: ids for name, (ids, _) in answers(served).items()} == expected
         # Its successor finds what it left by the digest alone.
-        kill(served, "decode:0")
+        kill(served, killed)
         assert {name: ids for name, (ids, _) in answers(served).items()} == expected
         for name in NAMES[1:]:
             assert change("unload", name).startswith("200"), name

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from adapter_clients import ADAPTER_CHECKS, all_know_the_same_adapters, of_adapters
 from answer_checks import (
     a_late_reader_has_all_or_nothing,
     events_come_in_their_order,
@@ -155,7 +156,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
-        if of_batches(name) or of_leases(name) or of_receipts(name):
+        if of_batches(name) or of_leases(name) or of_receipts(name) or of_adapters(name):
             continue
         yield f"{name} is there, and nobody asked for it"
 
@@ -320,6 +321,7 @@ CHECKS: tuple[Check, ...] = (
     byte_seconds_are_conserved,
     a_lease_that_moves_is_billed_once,
     receipts_are_true,
+    *ADAPTER_CHECKS,
     nobody_waits_past_a_deadline,
     one_token_comes_soon_beside_many,
     limits_are_those_of_the_key,
@@ -339,5 +341,8 @@ CHECKS: tuple[Check, ...] = (
     a_page_of_metrics_has_all_proxies,
     no_thread_failed,
 )
+
+# Checks that hold once a process that begins to serve has met the others.
+JOINED: tuple[Check, ...] = (the_service_is_whole_again, all_know_the_same_adapters)
 
 LATE_CHECKS: tuple[Check, ...] = (nothing_outlives_its_window,)

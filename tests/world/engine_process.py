@@ -3,11 +3,13 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
+from hash_adapters import HashAdapters
 from hash_model import NEXT_SALT, HashRunner, StepCost, layout_of, salt_of_model
 from hash_stages import SPEECH_IDS, parts_of
 from kept_memory import TornRunner, recording_clock, take_over
@@ -15,6 +17,7 @@ from stream_memory import connectors_of, left_in
 from virtual_time import HERE, SeededWorld
 from worker_process import WorkerProcess
 
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -24,6 +27,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.worker.adapters.adapter_reader import put_adapters
 from pontil.runtime.worker.generate.worker import Worker, make_worker
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.loop import WorkerLoop
@@ -38,11 +42,12 @@ TIER_BLOCK = 0.1e-3
 @dataclass(frozen=True, slots=True)
 class TinyModel:
     """The model that every worker of a world shares with its predecessors: read once, before the first seed. Its KV has
-    so many heads."""
+    so many heads, and its `folder` its adapters."""
 
     config: ModelConfig
     tokenizer: Tokenizer
     grammars: GrammarCompiler
+    folder: Path
     kv_heads: int = 1
 
 
@@ -146,9 +151,11 @@ def resources(
     if config.further_model is not None:
         runner.salt = salt_of_model(config.further_model)
     runner.is_wrong = HERE.world.current in HERE.world.wrong
+    held = runner.adapters = HashAdapters(model.config)
     engine = equip(config, runner, storage, pool)
     fingerprint = f"hash{config.revision or config.further_model or ''}"
     return WorkerResources(
         model.config, fingerprint, model.tokenizer, model.grammars, layout, storage, pool, engine,
         Driver(config, report), "float32", "hash", stage=parts if config.node else None, recorder=recorder,
+        adapters=put_adapters(held, config, SingleRank()), model_adapters=held,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from functools import cache
 import hash_logits
 import numpy as np
 import torch
+from hash_adapters import HashAdapters
 from numpy.typing import NDArray
 from virtual_time import HERE
 
@@ -118,12 +119,12 @@ def tokens_of(sequence: EngineSequence, start: int, end: int) -> Sequence[int]:
 
 
 class PrefixHashes:
-    """The running hashes of one sequence: the last, and the `cells` of all positions, by block and in it by plane, as
-    they lie in a pool of head 0 alone."""
+    """The running hashes of one sequence, which begin with a `salt`: the last, and the `cells` of all positions, by
+    block and in it by plane, as they lie in a pool of head 0 alone."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.running = self.count = 0
+    def __init__(self, size: int, salt: int) -> None:
+        self.size, self.salt = size, salt
+        self.running, self.count = salt, 0
         self.cells = array("i")
 
     def extend(self, span: Span) -> None:
@@ -188,6 +189,8 @@ class HashRunner:
     keeps_states, answers_are_found = False, True
     # The first hash of all prefixes; True for a model that draws by another hash than that of the prefix.
     salt, is_wrong = 0, False
+    # Those that mix something else into it.
+    adapters: HashAdapters | None = None
 
     def __init__(self, storage: KVStorage, vocab: int, cost: StepCost, maker: FrameMaker | None = None) -> None:
         self.storage, self.vocab, self.cost, self.maker = storage, vocab, cost, maker
@@ -205,8 +208,18 @@ class HashRunner:
 
     def beside(self, storage: KVStorage) -> "HashRunner":
         made = HashRunner(storage, self.vocab, self.cost)
-        made.salt, made.is_wrong = self.salt, self.is_wrong
+        made.salt, made.is_wrong, made.adapters = self.salt, self.is_wrong, self.adapters
         return made
+
+    def hashes_of(self, sequence: EngineSequence) -> PrefixHashes:
+        """Return the hashes of a sequence, which begin with that of the adapter that has its number now."""
+        mixed_in = 0 if self.adapters is None else self.adapters.salt(sequence.prefix.adapter.number, sequence.id)
+        salt, hashes = self.salt ^ mixed_in, self.hashes.get(sequence)
+        if hashes is None:
+            hashes = self.hashes[sequence] = PrefixHashes(self.size, salt)
+        if hashes.salt != salt:
+            HERE.world.violate(f"every_row_has_its_adapter: {sequence.id} goes on with another one")
+        return hashes
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
@@ -229,10 +242,7 @@ class HashRunner:
     def compute_spans(self, spans: Sequence[Span], seconds: float) -> list[Sampled]:
         """Write the cells of these spans' positions within so many seconds, read their prefixes, and sample."""
         for span in spans:
-            hashes = self.hashes.get(span.sequence)
-            if hashes is None:
-                hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
-                hashes.running = self.salt
+            hashes = self.hashes_of(span.sequence)
             if span.sequence.streams.inputs is not None and hashes.count < span.start:
                 hashes.adopt(self.cells.take(span.sequence.blocks[: -(-span.start // self.size)], axis=0), span.start)
             hashes.extend(span)

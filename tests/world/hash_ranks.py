@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from hash_adapters import HashAdapters
 from hash_model import HALF, LOW, HashRunner, cells_of, form_of, mixed
 from numpy.typing import NDArray
 from virtual_time import HERE
@@ -21,6 +22,7 @@ from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import rows_of
+from pontil.runtime.models.adapters import ModelAdapters
 
 Cost = Callable[[int, int], float]
 
@@ -114,9 +116,12 @@ class HashTiles:
     position on."""
 
     def __init__(
-        self, storage: KVStorage, cost: Cost, communicator: Communicator, begins: Callable[[int], None]
-    ) -> None:
+        self, storage: KVStorage, cost: Cost, communicator: Communicator, begins: Callable[[int], None],
+        adapters: ModelAdapters,
+    ) -> None:  # fmt: skip
+        assert isinstance(adapters, HashAdapters), "the model hashes"
         self.storage, self.cost, self.communicator, self.begins = storage, cost, communicator, begins
+        self.adapters = adapters
         self.size, self.cells = storage.layout.block_size, cells_of(storage)
         self.heads = storage.layout.kv_heads
 
@@ -154,7 +159,7 @@ class HashTiles:
     def running_before(self, span: TileSpan) -> int:
         """Return the hash that the cell before a span holds."""
         if span.start == 0:
-            return 0
+            return self.adapters.salt(span.adapter, "a follower's row")
         before = span.start - 1
         cells = self.cells[span.blocks[before // self.size], :, before % self.size]
         form, high = form_of(self.heads.start), cells[len(self.heads)]

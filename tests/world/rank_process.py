@@ -15,13 +15,14 @@ from copying import EventConnector
 from engine_process import EngineProcess, TinyModel
 from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
+from hash_adapters import HashAdapters
 from hash_model import layout_of
 from hash_ranks import DividedRunner, HashTiles, RoundsRunner, exchange_rows
 from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
 from worker_process import step_seconds
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.collectives.communicator import CollectiveError, SingleRank
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.roles import EXIT_CODES
 from pontil.runtime.cache.storage import KVStorage
@@ -31,6 +32,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.simulated.processes import FAILED
+from pontil.runtime.worker.adapters.adapter_reader import put_adapters
 from pontil.runtime.worker.follower import FollowedTiles, Follower, FollowerStart
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver
@@ -110,17 +112,21 @@ def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, repor
     """Put a driver's engine together, as `runtime/worker/start/assembly.py` does."""
     driver = Driver(config, report)
     communicator = driver.join(model.config, None, CPU)
+    held = HashAdapters(model.config)
+    known = put_adapters(held, config, communicator)
     layout = layout_of(config.block_size, model.kv_heads, 0, config.ranks)
     blocks = driver.agree("hash", layout.fingerprint(), "hash", blocks)
     storage = KVStorage(layout, blocks, CPU)
     driver.wait_for_pools()
     pool = GhostPool(blocks, storage.epochs.numpy())
     runner = DividedRunner(storage, model.config.vocab_size, step_seconds, driver, communicator)
+    runner.adapters = held
     engine = equip(config, runner, storage, pool)
     warm_up(engine)
     return WorkerResources(
-        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, driver, "float32", "hash"
-    )
+        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, driver, "float32", "hash",
+        adapters=known, model_adapters=held,
+    )  # fmt: skip
 
 
 def shared_resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
@@ -128,17 +134,20 @@ def shared_resources(config: WorkerConfig, model: TinyModel, blocks: int, report
     rounds = open_rounds(config, report)
     assert rounds is not None
     communicator = rounds.join(model.config, None, CPU)
+    held = HashAdapters(model.config)
+    known = put_adapters(held, config, SingleRank())
     layout = layout_of(config.block_size, model.kv_heads)
     rounds.agree(("hash", layout.fingerprint(), "hash"), blocks, lambda: exchange_rows(communicator))
     storage = KVStorage(layout, blocks, CPU)
     pool = GhostPool(blocks, storage.epochs.numpy())
     runner = RoundsRunner(storage, model.config.vocab_size, step_seconds, rounds, communicator)
+    runner.adapters = held
     engine = equip(config, runner, storage, pool)
     warm_up(engine)
     rounds.settle()
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash", rounds=rounds,
+        "float32", "hash", rounds=rounds, adapters=known, model_adapters=held,
     )  # fmt: skip
 
 
@@ -163,12 +172,14 @@ class HashFollowerStart(FollowerStart):
         machine, config = self.machine, self.config
         self.communicator = self.driver.join(machine.model.config, None, CPU)
         layout = layout_of(config.block_size, machine.model.kv_heads, config.rank, config.ranks)
-        held = cast(Any, SimpleNamespace(device=CPU))
+        adapters = HashAdapters(machine.model.config)
+        put_adapters(adapters, config, self.communicator)
+        held = cast(Any, SimpleNamespace(device=CPU, adapters=adapters))
         return ModelPart(machine.model.config, "hash", held, layout, machine.blocks, "float32", "hash", None)
 
     def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
         check = partial(guards_of(self.communicator).check_begin, self.machine.process, storage)
-        return HashTiles(storage, step_seconds, self.communicator, check)
+        return HashTiles(storage, step_seconds, self.communicator, check, loaded.model.adapters)
 
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import checks
+from adapter_clients import AdapterClients, with_adapters
 from batch_clients import BatchClient
 from classed_keys import classed
 from client_habits import with_habits
@@ -86,6 +87,7 @@ class SeedRun:
         plan = classed(plan, world.random("classes"))
         self.folder, self.model = folder, model
         plan = self.plan = with_followed(plan.drawn(world.random("site")), world.random("followed"))
+        plan = self.plan = with_adapters(plan, world.random("adapters/plan"), model)
         enter(world, folder)
         world.network.jitter = shape.jitter
         queues = world.random("queues")
@@ -99,6 +101,7 @@ class SeedRun:
         self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.batch = BatchClient(world, self.dialer, self.ended)
         self.receipts = ReceiptClients(world, self.dialer, self.ended)
+        self.adapters = AdapterClients(world, self.dialer, self.ended, plan, model.config)
         self.gate = GateOperator(world, self.dialer, self.site, self.ended) if plan.gates > 0 else None
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
@@ -181,6 +184,7 @@ class SeedRun:
         if self.plan.staged is None and not self.plan.tenants:
             self.leases.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
             self.receipts.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
+            self.adapters.plan_all(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.gate is not None:
             self.gate.plan(self.made.operators, begin, self.joined)
         if self.plan.keys > 0:
@@ -191,7 +195,7 @@ class SeedRun:
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
         # The last of them may have begun to serve just now.
-        self.run_for(JOINS_WITHIN, lambda: not any(checks.the_service_is_whole_again(self)))
+        self.run_for(JOINS_WITHIN, lambda: not any(left for joined in checks.JOINED for left in joined(self)))
         checks.check_all(self)
         if self.plan.resume_window <= SHORT_WINDOW:
             world.run_until(world.time + self.plan.resume_window + SETTLED_AFTER)

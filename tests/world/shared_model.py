@@ -10,6 +10,7 @@ import bounded_answers
 import copying
 import engine_process
 import fairness
+import hash_adapters
 import hash_stages
 import install
 import random_runs
@@ -50,7 +51,9 @@ def read(folder: Path) -> TinyModel:
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)
-    made = TinyModel(config, tokenizer, GrammarCompiler(tokenizer, config.vocab_size))
+    hash_adapters.examine_for(folder)
+    hash_adapters.write_adapters(folder / "adapters", config)
+    made = TinyModel(config, tokenizer, GrammarCompiler(tokenizer, config.vocab_size), folder)
     made.grammars.prepare()
     gc.collect()
     gc.freeze()

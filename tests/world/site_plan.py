@@ -56,6 +56,8 @@ GATED = 0.12
 # Memory of a worker for streams: for the states of a few runs.
 STREAM_MEMORY = 4 << 20
 SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
+# The directories of the adapters with which a launch begins, by their names.
+BEGINS_WITH = {"sql": "first", "law": "second"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,11 @@ class SitePlan:
     allowances: tuple[tuple[str, tuple[tuple[str, float | str], ...]], ...] = ()
     # True with a lease whose worker is filled (followed_leases.py).
     follows: bool = False
+    # 1 for clients who ask for adapters (adapter_clients.py), 0 without. Less: some seeds have such. The folder of
+    # these, and the bytes that a worker has for them.
+    adapters: int = -1
+    adapter_folder: str = ""
+    adapter_memory: int | None = None
     # Most prompt tokens of a step.
     batched_tokens: int = 256
 
@@ -250,7 +257,7 @@ class SitePlan:
                 "response_store": str(folder / "responses"),
                 "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
                 "callers": digests, "allowances": self.allowances, "self_test": False,
-                "receipt_key": SECRET, **shared,
+                "receipt_key": SECRET, **shared, **self.adapter_fields,
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
@@ -264,7 +271,8 @@ class SitePlan:
             "max_num_batched_tokens": self.batched_tokens, "version": VERSION, "keep_kv": False,
         }  # fmt: skip
         if role in GENERATING_ROLES:
-            config |= {"keep_kv": bool(self.kept_kv), **self.tier_fields(folder)}
+            config |= {"keep_kv": bool(self.kept_kv), **self.tier_fields(folder), **self.adapter_fields}
+            config |= {"adapter_memory": self.adapter_memory}
         if self.staged is not None and role not in TEXT_ROLES:
             later = self.later(name)
             config |= {
@@ -274,6 +282,14 @@ class SitePlan:
         places = [Placement("cpu", (0,))] * self.ranks_of(name)
         config |= {"data_parallel_size": len(places)} if self.is_data_parallel(name) else {}
         return plan_ranks(name, role, places, config, rank_endpoint("/world", name))
+
+    @property
+    def adapter_fields(self) -> dict[str, Any]:
+        """The adapters with which a launch begins, and the folder of more."""
+        if not self.adapter_folder:
+            return {}
+        pairs = [f"{name}={self.adapter_folder}/{directory}" for name, directory in BEGINS_WITH.items()]
+        return {"adapter": pairs, "adapter_directory": [self.adapter_folder]}
 
     def tier_fields(self, folder: Path) -> dict[str, Any]:
         made: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}

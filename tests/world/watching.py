@@ -65,6 +65,7 @@ class SeedWatch:
             self.disturbances.append(now)
         self.serving = [one for one in self.run.site.proxies if one.stopped_at is None]
         self.working = [one.worker for one in self.run.site.workers if one.worker is not None]
+        self.run.adapters.history.look(self.run.site)
         for watch in WATCHES:
             for what in watch(self):
                 if what not in self.seen:

@@ -6,6 +6,8 @@ begins anew hears of them from its workers, and a worker from its proxies.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pontil.runtime.errors import RequestError, Unavailable
@@ -15,16 +17,21 @@ from pontil.runtime.wire.adapter_book import MOST_NAMES, AdapterBook, AdapterCha
 from pontil.runtime.wire.messages import AdapterState, AdapterTable, Hello, Message
 
 LOG = logging.getLogger("pontil.proxy")
+# Seconds from the first worker that a proxy meets within which it meets those that were there before.
+MEETS_WITHIN = 2.0
 
 
 class FleetAdapters:
-    """The view of one proxy. `configured` are the names of the launch, until a worker tells of them. `states` has what
-    each worker told last; `served` the digests of names that all workers had loaded."""
+    """The view of one proxy. `configured` are the names of the launch, until a worker tells of them; operators
+    `may_load` others. `states` has what each worker told last; `served` the digests of names that all workers had
+    loaded."""
 
     def __init__(
-        self, incarnation: str, registry: Registry, send: Callable[[Message], bool], configured: Sequence[str]
-    ) -> None:
+        self, incarnation: str, registry: Registry, send: Callable[[Message], bool], configured: Sequence[str],
+        may_load: bool,
+    ) -> None:  # fmt: skip
         self.incarnation, self.registry, self.send, self.configured = incarnation, registry, send, configured
+        self.may_load, self.has_heard, self.waits_until = may_load, False, math.inf
         self.book = AdapterBook()
         self.states: dict[str, AdapterState] = {}
         self.served: dict[str, str] = {}
@@ -49,16 +56,25 @@ class FleetAdapters:
     def find(self, name: str) -> str | None:
         """Return the digest of the adapter of that name; None where there is none. Raises Unavailable for one that is
         not loaded yet."""
+        if name not in self.book.changes and not self.is_told and (name in self.configured or self.may_load):
+            raise Unavailable("no worker is ready yet: try again in a moment")
         digest = self.book.digest_of(name, self.before.get(name))
         if digest is None:
-            if name in self.configured and self.registry.generating.any_hello is None:
-                raise Unavailable("no worker is ready yet: try again in a moment")
             return None
         if not self.is_served(name, digest):
             raise Unavailable(
                 self.failure(name, digest) or f"the adapter {name} is being loaded: try again in a moment"
             )
         return digest
+
+    @property
+    def is_told(self) -> bool:
+        """Return whether workers have told what was loaded and unloaded: a name may stand for another adapter until
+        then. Those that have just begun know nothing, so that the others are waited for, for a while."""
+        if not self.has_heard and self.workers:
+            waits = any(one.hello.loads_adapters for one in self.workers) and time.monotonic() < self.waits_until
+            self.has_heard = not waits or any(state.changes for state in self.states.values())
+        return self.has_heard
 
     def is_served(self, name: str, digest: str) -> bool:
         """Return whether each worker that takes requests had it loaded when it was, and none has failed since."""
@@ -125,6 +141,7 @@ class FleetAdapters:
             self.tell_worker(worker.hello)
 
     def tell_worker(self, hello: Hello) -> None:
+        self.waits_until = min(self.waits_until, time.monotonic() + MEETS_WITHIN)
         if hello.loads_adapters and self.book.changes and self.registry.group_at(hello.sender) is None:
             self.send(AdapterTable(self.incarnation, hello.sender, *self.book.fields))
 

@@ -8,9 +8,10 @@ from pontil.runtime.threads import FIRST_PAUSE, TurnThread
 from pontil.runtime.wire.simulated.processes import WorldProcess
 from pontil.runtime.wire.simulated.virtual_time import HERE
 
-# Seconds from the wake of a thread to its turn, which is one moment: what writes to a disk takes longer.
+# Seconds from the wake of a thread to its turn, which is one moment: what reads much of a disk, or
+# writes to it, takes longer.
 USUAL_SECONDS = 50e-6
-SECONDS = {"usage-log": 2e-3}
+SECONDS = {"usage-log": 2e-3, "adapters": 0.1}
 
 
 class ThreadEvents:

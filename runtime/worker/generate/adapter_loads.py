@@ -1,34 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapters of a worker in memory, read in a thread, so that no step waits for one.
+"""The adapters of a worker in memory, which all of its ranks read beside their steps.
 
 A request waits here for its adapter before it goes to the engine or to a transfer. All that is in memory stays within
 a limit: adapters that were used longest ago leave it, and are read again when one is asked for.
 """
 
 import logging
-import queue
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import ModelError
-from pontil.runtime.models.adapters import ModelAdapters
-from pontil.runtime.threads import JobThread, ThreadFailures
+from pontil.runtime.worker.adapters.adapter_parts import AdapterParts
+from pontil.runtime.worker.adapters.adapter_reader import AdapterRead
 from pontil.runtime.worker.process.worker_request import WorkerRequest
-from pontil.runtime.worker.start.loading import make_adapter
 
 logger = logging.getLogger("pontil.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRead:
-    """The outcome of reading an adapter: laid out for the kernels, or the reason why it cannot be."""
-
-    digest: str
-    made: MadeAdapter | None
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -41,25 +29,17 @@ class AdapterChecks:
 
 class AdapterLoads:
     """Adapters in memory, and the requests that wait for theirs, in order. `submit` a request; `poll` returns those
-    that may start. Requests that fail are put into `failed` with the reason and an HTTP status. `wake` is called, from
-    another thread, when there is something to poll; `in_use` returns the digests of the requests that have started."""
+    that may start. Requests that fail are put into `failed` with the reason and an HTTP status. `in_use` returns the
+    digests of the requests that have started."""
 
-    def __init__(
-        self,
-        known: KnownAdapters,
-        model: ModelAdapters,
-        wake: Callable[[], None],
-        failures: ThreadFailures | None = None,
-    ) -> None:
-        self.known, self.model, self.wake = known, model, wake
+    def __init__(self, known: KnownAdapters, parts: AdapterParts) -> None:
+        self.known, self.parts = known, parts
         self.waiting: deque[WorkerRequest] = deque()
         self.failed: list[tuple[WorkerRequest, str, int]] = []
         self.checks = AdapterChecks({digest for digest, one in known.by_digest.items() if one.is_loaded})
         # Adapters that were read and have no room yet, and those that are being read.
-        self.ready: dict[str, MadeAdapter] = {}
+        self.ready: dict[str, AdapterRead] = {}
         self.reading: set[str] = set()
-        self.made: queue.SimpleQueue[AdapterRead] = queue.SimpleQueue()
-        self.reader: JobThread[tuple[str, str]] = JobThread(self.read, "adapters", failures, self.mend)
         self.changed = False
 
     def submit(self, request: WorkerRequest) -> bool:
@@ -90,39 +70,19 @@ class AdapterLoads:
         one = self.known.by_digest.get(digest)
         if one is None or one.is_loaded or digest in self.reading or digest in self.ready:
             return
-        if not self.reader.started:
-            self.reader.start()
         self.reading.add(digest)
-        self.reader.put((digest, one.directory))
-
-    def read(self, job: tuple[str, str]) -> None:
-        if self.reader.closing.is_set():
-            return
-        digest, directory = job
-        try:
-            found, made = make_adapter(self.model, directory, f"the adapter in {directory}")
-            if found == digest:
-                self.made.put(AdapterRead(digest, made))
-            else:
-                self.made.put(AdapterRead(digest, None, f"{directory} has other files than those that were loaded"))
-        except ModelError as error:
-            self.made.put(AdapterRead(digest, None, str(error)))
-        self.wake()
-
-    def mend(self, job: tuple[str, str], error: BaseException) -> None:
-        self.made.put(AdapterRead(job[0], None, f"{job[1]} could not be read ({error!r:.200})"))
-        self.wake()
+        self.parts.read(digest, one.directory)
 
     def poll(self, in_use: Callable[[], Iterable[str]]) -> list[WorkerRequest]:
         """Take what was read. Return the requests whose adapters are in memory now, in order: none before one that
         waits for room, or room would never come."""
-        while not self.made.empty():
-            self.take(self.made.get())
+        for read in self.parts.take():
+            self.take(read)
         started: list[WorkerRequest] = []
         for digest in [digest for digest in self.ready if not self.is_awaited(digest)]:
             # Nobody asks for it yet: it takes nobody's room.
             if self.known.memory is not None and self.known.nbytes + self.ready[digest].nbytes > self.known.memory:
-                del self.ready[digest]
+                self.parts.drop(self.ready.pop(digest))
             else:
                 self.put(digest, self.ready.pop(digest))
         while self.waiting and self.has_room(self.waiting[0], in_use):
@@ -137,10 +97,10 @@ class AdapterLoads:
         first one is read, so that no more than one waits beside the limit."""
         digest = request.submit.adapter
         if not self.known.by_digest[digest].is_loaded:
-            if (made := self.ready.get(digest)) is None:
+            if (read := self.ready.get(digest)) is None:
                 self.want(digest)
                 return False
-            leaving = self.known.room_for("it", made.nbytes, {*in_use()})
+            leaving = self.known.room_for("it", read.nbytes, {*in_use()})
             if leaving is None:
                 return False
             for one in leaving:
@@ -150,37 +110,39 @@ class AdapterLoads:
         return True
 
     def take(self, read: AdapterRead) -> None:
-        self.reading.discard(read.digest)
-        if read.digest not in self.known.by_digest:
+        digest, reason = read.job.digest, read.reason
+        self.reading.discard(digest)
+        if digest not in self.known.by_digest:
+            self.parts.drop(read)
             return
         self.changed = True
-        reason, made = read.reason, read.made
-        if made is not None:
+        if not reason:
             try:
-                self.known.room_for("it", made.nbytes, ())
-                self.ready[read.digest] = made
+                self.known.room_for("it", read.nbytes, ())
+                self.ready[digest] = read
             except ModelError as error:
                 reason = str(error)
+                self.parts.drop(read)
         if not reason:
-            self.checks.loaded.add(read.digest)
-            self.checks.failed.pop(read.digest, None)
+            self.checks.loaded.add(digest)
+            self.checks.failed.pop(digest, None)
             return
-        self.checks.loaded.discard(read.digest)
-        self.checks.failed[read.digest] = reason
+        self.checks.loaded.discard(digest)
+        self.checks.failed[digest] = reason
         logger.warning("an adapter cannot be loaded: %s", reason)
-        for request in [one for one in self.waiting if one.submit.adapter == read.digest]:
+        for request in [one for one in self.waiting if one.submit.adapter == digest]:
             self.waiting.remove(request)
             self.failed.append((request, reason, 503))
 
-    def put(self, digest: str, made: MadeAdapter) -> None:
+    def put(self, digest: str, read: AdapterRead) -> None:
         """Have the model compute with an adapter. No step runs now."""
-        self.known.load(digest, made.nbytes)
-        made.put(self.known.by_digest[digest].used.number)
+        self.known.load(digest, read.nbytes)
+        self.parts.put(read, self.known.by_digest[digest].used.number)
         self.changed = True
 
     def leave(self, digest: str) -> None:
         one = self.known.by_digest[digest]
-        self.model.remove(one.used.number)
+        self.parts.remove(one.used.number)
         one.is_loaded, self.changed = False, True
 
     def retire(self, in_use: Callable[[], Iterable[str]]) -> None:
@@ -189,7 +151,7 @@ class AdapterLoads:
             return
         awaited = {request.submit.adapter for request in self.waiting}
         for one in self.known.retired({*in_use(), *awaited}):
-            self.model.remove(one.used.number)
+            self.parts.remove(one.used.number)
             one.is_loaded, self.changed = False, True
 
     @property
@@ -198,4 +160,4 @@ class AdapterLoads:
         return sorted(digest for digest, one in self.known.by_digest.items() if one.is_loaded)
 
     def close(self) -> None:
-        self.reader.close()
+        self.parts.close()

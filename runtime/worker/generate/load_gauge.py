@@ -45,7 +45,7 @@ class LoadGauge:
         waiting = (
             len(scheduler.waiting)
             + len(scheduler.queues.paused)
-            + len(self.prefill.halves)
+            + self.prefill.halves_that_wait
             + sum(len(one) for one in self.awaited)
         )
         free = self.machine.pool.available

@@ -46,11 +46,16 @@ MOST_EARLY, LONGEST_ID = 4096, 512
 
 @dataclass(slots=True)
 class HalfTransfer:
-    """A transfer that waits for the proxy's Submit or for the decode worker's Begin."""
+    """A transfer that waits for the proxy's Submit, for the decode worker's Begin, or for both and then its adapter."""
 
     deadline: float
     request: WorkerRequest | None = None
     begin: Begin | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether both have come, so that only the request's adapter is waited for."""
+        return self.request is not None and self.begin is not None
 
 
 @dataclass(slots=True)
@@ -58,8 +63,9 @@ class PrefillSide:
     """The prompts that this worker computes for others, driven by messages (`take`), time (`tick`) and the engine's
     progress (`announce`, `ended`).
 
-    Requests that fail here are put into `failed` with the reason, and the worker tells the proxy; those that are over
-    are put into `over`.
+    A prompt whose transfer is whole is computed if it `may_compute`, and else when the worker says so. Requests that
+    fail here are put into `failed` with the reason, and the worker tells the proxy; those that are over are put into
+    `over`.
     """
 
     incarnation: str
@@ -67,6 +73,7 @@ class PrefillSide:
     machine: WorkerResources
     socket: PeerServer
     transfers: BlockTransfers
+    may_compute: abc.Callable[[WorkerRequest], bool] = lambda request: True
     kv_sender: KVSender = field(init=False)
     jobs: PrefillJobs = field(init=False)
     kept: KeptPrompts = field(init=False)
@@ -98,8 +105,9 @@ class PrefillSide:
                 self.refuse(message, "too many transfers wait for the proxy")
                 return
             half = self.half(message.transfer_id, now)
-            half.begin = message
-            self.pair(message.transfer_id, half, now)
+            if half.begin is None:
+                half.begin = message
+                self.pair(message.transfer_id, half, now)
         elif isinstance(message, Fetched | Renew | Abandon) and self.is_theirs(message):
             self.told(message, now)
 
@@ -130,20 +138,40 @@ class PrefillSide:
     def half(self, transfer_id: str, now: float) -> HalfTransfer:
         return self.halves.setdefault(transfer_id, HalfTransfer(now + self.deadlines.first_byte_timeout))
 
+    @property
+    def halves_that_wait(self) -> int:
+        """The number of transfers of which one side has not been heard."""
+        return sum(not half.is_whole for half in self.halves.values())
+
+    def awaits_peer(self, request: WorkerRequest) -> bool:
+        """Return whether a request waits for a decode worker that has room."""
+        half = self.halves.get(str(request.submit.transfer_id))
+        return half is not None and not half.is_whole
+
     def pair(self, transfer_id: str, half: HalfTransfer, now: float) -> None:
         """Start computing once both messages have arrived."""
         request, begin = half.request, half.begin
         if request is None or begin is None:
             return
-        del self.halves[transfer_id]
         if begin.sender != request.submit.peer:
+            del self.halves[transfer_id]
             self.give_up(request, "the decode worker that asked for the prompt is not the one that was planned")
             return
         if reason := objection_to(begin, request.sequence.prompt, self.machine.layout):
+            del self.halves[transfer_id]
             self.refuse(begin, reason)
             self.give_up(request, f"the decode worker asked for what it cannot have: {reason}")
             return
-        secret = request.submit.transfer_secret
+        if self.may_compute(request):
+            self.compute(request, now)
+
+    def compute(self, request: WorkerRequest, now: float) -> None:
+        """Compute a prompt for which everything it waited for is here, unless its transfer was dropped meanwhile."""
+        transfer_id, secret = str(request.submit.transfer_id), request.submit.transfer_secret
+        half = self.halves.pop(transfer_id, None)
+        if half is None or half.begin is None:
+            return
+        begin = half.begin
         sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks, begin.staged)
         if sent is None:
             self.refuse(begin, "too many transfers are open")
@@ -245,9 +273,11 @@ class PrefillSide:
             half = self.halves.pop(transfer_id)
             if half.request is not None:
                 waited = self.deadlines.first_byte_timeout
-                self.give_up(half.request, f"no decode worker made room within {waited:g} s")
+                what = "its adapter had no room" if half.is_whole else "no decode worker made room"
+                self.give_up(half.request, f"{what} within {waited:g} s")
             if half.begin is not None:
-                self.refuse(half.begin, "the proxy never submitted the request")
+                what = "its adapter had no room in time" if half.is_whole else "the proxy never submitted the request"
+                self.refuse(half.begin, what)
 
     def give_up(self, request: WorkerRequest, reason: str) -> None:
         self.failed.append((request, reason))

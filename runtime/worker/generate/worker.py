@@ -14,7 +14,6 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.messages import SCHEMA, AdapterTable, Cancel, Hello, LeaseOrder, Message, PrefixRequest, Submit
-from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers, Connect, open_transport
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
@@ -23,7 +22,7 @@ from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
 from pontil.runtime.worker.generate.stage import open_stage
-from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters, loads_adapters
+from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters, loads_adapters, open_loads
 from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.stalled_links import StalledLinks
@@ -132,12 +131,9 @@ class Worker(Workload):
         self.grammars = GrammarManager(machine.grammars, sockets.poller.wake, sockets.failures)
         sockets.closing.callback(self.grammars.close)
         self.adapters = WorkerAdapters(
-            sockets.incarnation,
-            link,
-            AdapterLoads(machine.adapters, machine.model_adapters, sockets.poller.wake, sockets.failures),
-            config.adapter_directory,
+            sockets.incarnation, link, open_loads(sockets, machine), config.adapter_directory
         )
-        sockets.closing.callback(self.adapters.loads.close)
+        self.prefill.may_compute = self.adapters.loads.submit
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
             machine, self.prefill, self.decode, (self.grammars, self.adapters.loads), self.engine_counters,
@@ -170,7 +166,7 @@ class Worker(Workload):
         for request in self.grammars.poll(now):
             self.start(request, now)
         for request in self.adapters.loads.poll(self.used_adapters):
-            self.begin(request, now)
+            self.compute(request, now)
         self.decode.poll(now)
         while self.decode.going_on:
             self.requests.choices_left(*self.decode.going_on.pop())
@@ -187,6 +183,7 @@ class Worker(Workload):
                 self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
+            self.adapters.loads.parts.answered(done)
         self.machine.rounds.hear()
 
     def tick(self, now: float) -> None:
@@ -247,6 +244,7 @@ class Worker(Workload):
         for side in sides:
             while side.failed:
                 request, reason = side.failed.pop()
+                self.adapters.loads.cancel(request)
                 self.requests.end(request.key, Failure(reason, 503))
             while side.over:
                 self.requests.end(side.over.pop().key)
@@ -288,32 +286,37 @@ class Worker(Workload):
             self.start(request, now)
 
     def start(self, request: WorkerRequest, now: float) -> None:
-        """Start a request, unless its adapter is not in memory."""
-        if self.adapters.loads.submit(request):
-            self.begin(request, now)
+        """Start a request, unless its adapter is not in memory. One whose prompt another worker waits for asks for its
+        adapter after that one has room for it: else each of two could have in memory what the other waits for."""
+        if request.hands_over and not request.is_held:
+            self.prefill.submitted(request, now)
+        elif self.adapters.loads.submit(request):
+            self.compute(request, now)
 
     def used_adapters(self) -> set[str]:
-        """Return the digests of the adapters of all requests that do not wait for theirs."""
-        loads = self.adapters.loads
-        return {one.submit.adapter for one in self.requests.values() if one not in loads.waiting} | {
+        """Return the digests of the adapters of all requests that do not wait for theirs, or for what comes before."""
+        loads, prefill = self.adapters.loads, self.prefill
+        requests = [one for one in self.requests.values() if one not in loads.waiting and not prefill.awaits_peer(one)]
+        return {one.submit.adapter for one in requests} | {
             one.prefix.adapter.digest for some in self.machine.engine.sequences.values() for one in some
         }
 
-    def begin(self, request: WorkerRequest, now: float) -> None:
+    def compute(self, request: WorkerRequest, now: float) -> None:
         """Begin to compute a request, for which everything it waited for is here."""
         if request.submit.transfer_id is None:
             self.machine.engine.add(request.sequence, request.known)
         elif request.is_held:
             self.prefill.kept.submitted(request, now)
         elif request.hands_over:
-            self.prefill.submitted(request, now)
+            self.prefill.compute(request, now)
         else:
             self.decode.submitted(request, now)
 
     def cancel(self, request: WorkerRequest, now: float, failure: Failure | None = None) -> None:
         """End an attempt in any state; a failure is reported to the proxy."""
         self.requests.end(request.key, failure)
-        if self.grammars.cancel(request) or self.adapters.loads.cancel(request):
+        waited = self.grammars.cancel(request) or self.adapters.loads.cancel(request)
+        if waited and not request.hands_over:
             return
         if request.submit.transfer_id is None:
             self.machine.engine.end(request.key, FinishReason.ABORTED)

@@ -7,14 +7,25 @@ from pathlib import Path
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.wire.adapter_book import AdapterBook
 from pontil.runtime.wire.messages import AdapterState, AdapterTable
+from pontil.runtime.worker.adapters.adapter_parts import AdapterParts
+from pontil.runtime.worker.adapters.adapter_reader import AdapterReader
 from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 
 def loads_adapters(config: WorkerConfig, machine: WorkerResources) -> bool:
-    """Return whether a worker loads adapters while it runs: other ranks would have to do so at the same step."""
-    return bool(config.adapter_directory and machine.model_adapters.shapes) and config.ranks == 1
+    """Return whether a worker loads adapters while it runs."""
+    return bool(config.adapter_directory and machine.model_adapters.shapes)
+
+
+def open_loads(sockets: WorkerSockets, machine: WorkerResources) -> AdapterLoads:
+    """Return the adapters in memory of a worker and its other ranks."""
+    reader = AdapterReader(machine.model_adapters, sockets.poller.wake, sockets.failures)
+    made = AdapterLoads(machine.adapters, AdapterParts(machine.model_adapters, reader, machine.driver.orders))
+    sockets.closing.callback(made.close)
+    return made
 
 
 class WorkerAdapters:
@@ -54,7 +65,7 @@ class WorkerAdapters:
             registration = link.registration
             if registration is None or link.proxy is None or not link.takes_adapters:
                 continue
-            if changed or (self.told.get(place) != registration and (self.book.changes or self.loads.known.by_name)):
+            if changed or self.told.get(place) != registration:
                 link.send(self.state(link.proxy))
             self.told[place] = registration
 

@@ -13,27 +13,24 @@ from typing import Protocol
 import torch
 
 from pontil.gpu_ops.attention_backends.choice import OWN
-from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.compile.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.shelf import Shelf
-from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype, layout_for
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
-from pontil.runtime.errors import AdapterError, ModelError
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
-from pontil.runtime.loaders.hf.adapter import read_adapter
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
-from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -43,6 +40,7 @@ from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
+from pontil.runtime.worker.adapters.adapter_reader import put_adapters
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room, room_of_adapters
 from pontil.runtime.worker.start.package_check import check_attention, check_limits, check_results
@@ -120,44 +118,15 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if config.row_parallel:
         named = f"{named}{ROW_PARALLEL}{config.ranks}"
     kept = open_kept(config, model_config, checkpoint.fingerprint, layout, dtype, named)
+    # Those that share experts have all of an adapter, each.
+    adapters = put_adapters(model.adapters, config, SingleRank() if config.shares_experts else communicator)
     num_blocks = None if kept is None else kept.num_blocks
-    adapters = put_adapters(model, config)
     if num_blocks is None:
         num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable, room_of_adapters(config, adapters))
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
         weights.shelf.mapped, adapters,
     )  # fmt: skip
-
-
-def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
-    """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
-    adapter = read_adapter(Path(directory))
-    own = adapter.own(adapters.shapes, source)
-    try:
-        return adapter.digest, adapters.made(own)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise AdapterError(
-            f"{source} does not fit the memory beside what is there: give --adapter-memory, for which room is kept, or "
-            "lower --gpu-memory-share"
-        ) from error
-
-
-def put_adapters(model: Model, config: WorkerConfig) -> KnownAdapters:
-    """Read adapters and give them to a model, each under its number: the same on all ranks. Of those that have no room
-    together the last ones are in memory. Raises AdapterError."""
-    known = KnownAdapters(config.adapter_memory)
-    for name, directory in config.adapter_paths.items():
-        digest, made = make_adapter(model.adapters, directory, f"the adapter {name}")
-        known.learn(name, digest, directory)
-        for one in known.room_for(f"the adapter {name}", made.nbytes, ()) or ():
-            model.adapters.remove(one.used.number)
-            one.is_loaded = False
-        made.put(known.by_digest[digest].used.number)
-        known.load(digest, made.nbytes)
-    return known
 
 
 def open_kept(

@@ -141,7 +141,7 @@ def test_only_the_followers_of_this_worker_are_heard(driver: Driver, follower: F
 
 def test_a_follower_refuses_a_plan_out_of_order(config: WorkerConfig) -> None:
     sockets = WorkerSockets(replace(config, rank=1))
-    one = Follower(DriverLink(sockets), *cast(Any, (None, None, None)))
+    one = Follower(DriverLink(sockets), *cast(Any, (None, None, None, None)))
     try:
         with pytest.raises(TransferError, match="plan 2 came after plan 0"):
             one.follow(RankPlan("d", "f", 2))
@@ -153,7 +153,8 @@ def test_a_follower_maps_ahead_as_much_as_the_driver_uses(config: WorkerConfig) 
     sockets, prefault = WorkerSockets(replace(config, rank=1)), ready_prefault()
     tiles = SimpleNamespace(copy=lambda copies: None, follow=lambda plan: None)
     transfers = SimpleNamespace(obey=lambda plan: None)
-    one = Follower(DriverLink(sockets), *cast(Any, (tiles, transfers, prefault)))
+    adapters = SimpleNamespace(obey=lambda orders: None)
+    one = Follower(DriverLink(sockets), *cast(Any, (tiles, transfers, adapters, prefault)))
     try:
         assert not one.idle_work.is_mapping
         spans = [TileSpan(0, 1, [3, 60, 7])]
@@ -185,7 +186,7 @@ def test_answers_that_the_socket_refuses_are_sent_later_and_in_order(
 
     monkeypatch.setattr(PeerClient, "send", send)
     transfers = SimpleNamespace(report=lambda: {})
-    one = Follower(DriverLink(sockets), *cast(Any, (None, transfers, None)))
+    one = Follower(DriverLink(sockets), *cast(Any, (None, transfers, SimpleNamespace(report=dict), None)))
     try:
         one.driver.answer(1, {"pulls": [{"ticket": 1}]})
         one.driver.answer(2, {})

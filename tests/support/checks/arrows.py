@@ -186,6 +186,10 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
+    "runtime/worker/adapters": {
+        "gpu_ops/collectives", "gpu_ops/parameters", "runtime/disaggregation", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/loaders/hf", "runtime/models", "runtime/wire",
+    },
     "runtime/worker/start": {
         "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/draws", "gpu_ops/kernels",
         "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/parameters", "gpu_ops/products",
@@ -194,6 +198,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/loaders/hub", "runtime/models",
         "runtime/models/families", "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire",
+        "runtime/worker/adapters",
         "runtime/worker/ranks",
     },
     "runtime/worker/links": {
@@ -219,13 +224,13 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/parameters", "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine",
         "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar",
         "runtime/models", "runtime/receipts", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/worker/adapters", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
         "runtime/engine/tiles", "runtime/models", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/ranks", "runtime/worker/start",
+        "runtime/worker/adapters", "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links",
+        "runtime/worker/process", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/recompute": {
         "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences", "runtime/receipts",

@@ -54,7 +54,7 @@ def asked(which: abc.Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Seq
 
 
 def askable(model: Model) -> Asked:
-    """What is asked of a model: torch takes a second for a few hundred positions."""
+    """The sizes of a question: torch takes a second for a few hundred positions."""
     return ASKED if model.kernels else ASKED[:4:3]
 
 

@@ -8,12 +8,15 @@ from typing import Any, cast
 import pytest
 
 from pontil.gpu_ops.parameters.adapters import MadeAdapter
+from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.sequences import known_adapters
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.wire.messages import AdapterState, AdapterTable
-from pontil.runtime.worker.generate import adapter_loads
+from pontil.runtime.worker.adapters import adapter_reader
+from pontil.runtime.worker.adapters.adapter_parts import AdapterParts
+from pontil.runtime.worker.adapters.adapter_reader import AdapterJob, AdapterReader
 from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
 from pontil.runtime.worker.generate.worker_adapters import WorkerAdapters
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -31,12 +34,12 @@ class Loads:
         self.files = {f"/{name}": digest for name, digest in DIGESTS.items()}
         self.known = KnownAdapters(memory)
         model = cast(ModelAdapters, SimpleNamespace(remove=lambda number: self.numbers.pop(number, None)))
-        self.loads = AdapterLoads(self.known, model, lambda: None)
-        self.jobs: list[tuple[str, str]] = []
+        self.reader = AdapterReader(model, lambda: None)
+        self.loads = AdapterLoads(self.known, AdapterParts(model, self.reader, RankOrders()))
+        self.jobs: list[AdapterJob] = []
         self.running: list[WorkerRequest] = []
-        monkeypatch.setattr(adapter_loads, "make_adapter", self.make)
-        monkeypatch.setattr(type(self.loads.reader), "started", True)
-        monkeypatch.setattr(self.loads.reader, "put", self.jobs.append)
+        monkeypatch.setattr(adapter_reader, "make_adapter", self.make)
+        monkeypatch.setattr(self.reader, "put", self.jobs.append)
         for name, digest in DIGESTS.items():
             self.known.learn(name, digest, f"/{name}")
 
@@ -60,7 +63,7 @@ class Loads:
         started = ""
         for _ in range(3):
             while self.jobs:
-                self.loads.read(self.jobs.pop(0))
+                self.reader.read(self.jobs.pop(0))
             for request in self.loads.poll(self.used):
                 self.running.append(request)
                 started += cast(Any, request).name

@@ -25,8 +25,8 @@ from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError, ModelError
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.model import Model
+from pontil.runtime.worker.adapters.adapter_reader import make_adapter
 from pontil.runtime.worker.start.gpu_room import measure_room, room_of_adapters
-from pontil.runtime.worker.start.loading import make_adapter
 
 MIB = 1 << 20
 
