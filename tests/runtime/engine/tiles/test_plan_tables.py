@@ -50,7 +50,7 @@ def test_a_follower_gets_the_numbers_that_the_driver_has(some: list[TilePlan]) -
 
 def test_rows_that_are_no_tokens_come_as_they_are() -> None:
     rows = torch.randn(3, 8)
-    plan = TilePlan(False, [0] * 3, [TileSpan(0, 3, [4])], [2], [], [0], rows)
+    plan = TilePlan(False, [0] * 3, [TileSpan(0, 3, [4], drafts=2)], [2], [], [0], rows)
     fields = PlanWriter().write(plan)
     same(PlanReader().read(sent(fields)[0]), plan)
     fields["embeddings"] += b"\0"
