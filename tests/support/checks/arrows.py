@@ -98,6 +98,12 @@ ARROWS: dict[str, set[str]] = {
         "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/models/config",
         "runtime/models/partition", "runtime/transfer",
     },
+    # Models before a launch, each part of them as workers would read it.
+    "runtime/inspection": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "runtime/cache", "runtime/chat",
+        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/worker/start",
+    },
     "runtime/stages/graph": set(),
     "runtime/timeline": {"runtime/wire/messages"},
     # Libraries of the extra `otel`, imported where a collector is named.

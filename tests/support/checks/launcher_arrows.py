@@ -15,7 +15,7 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
         "http/server", "launcher/child", "launcher/child/fork", "launcher/logs", "launcher/options", "runtime",
         "runtime/accounting", "runtime/loaders/builtin", "runtime/probe", "runtime/worker", "runtime/worker/start",
     },
-    "launcher": {"launcher/roles"},
+    "launcher": {"launcher/doctor/child", "launcher/roles"},
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
     "launcher/supervisor/rollouts": {
         "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
@@ -42,7 +42,7 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
-        "launcher/plan",
+        "launcher/plan", "runtime/inspection", "runtime/probe",
     },
     "launcher/tools": set(),
     "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
