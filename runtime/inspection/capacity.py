@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes of this machine's memory, and what a step reads of it."""
+"""The memory that a model takes of this machine, and the part of it that a step reads."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.inspection.capacity import capacity, context_bytes, count_weights
 from pontil.runtime.inspection.rates import measure_rates
 from pontil.runtime.inspection.trials import (
-    Decoder,
-    Trials,
+    PartTrials,
+    TriedDecoder,
     is_known,
     shortened,
     try_adapters,
@@ -54,7 +54,7 @@ def inspect_decoder(
     place = local_model(name, cache)
     if place is None:
         return not_here(name)
-    trials = Trials()
+    trials = PartTrials()
     decoder = try_decoder(place, trials)
     facts: ModelFacts = {"name": name, "faults": trials.faults}
     if decoder.template is not None:
@@ -81,12 +81,12 @@ def inspect_text_model(name: str, scores: bool, cache: Path) -> ModelFacts:
     place = local_model(name, cache)
     if place is None:
         return not_here(name)
-    trials = Trials()
+    trials = PartTrials()
     try_text_model(place, scores, trials)
     return {"name": name, "faults": trials.faults, "scores": scores}
 
 
-def template_facts(decoder: Decoder) -> ModelFacts:
+def template_facts(decoder: TriedDecoder) -> ModelFacts:
     template = decoder.template
     assert template is not None
     return {
@@ -98,7 +98,7 @@ def template_facts(decoder: Decoder) -> ModelFacts:
 
 
 def figures(
-    path: Path, config: ModelConfig, decoder: Decoder, demand: MemoryDemand, machine: tuple[Path, Sequence[int]]
+    path: Path, config: ModelConfig, decoder: TriedDecoder, demand: MemoryDemand, machine: tuple[Path, Sequence[int]]
 ) -> ModelFacts:
     """Return what a model is, takes and reaches. Raises ModelError."""
     cache, cores = machine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast some cores of this machine read memory and multiply, measured in well under a second with the kernels that
+"""The speeds at which some cores of this machine read memory and multiply, measured in well under a second with the kernels that
 workers use."""
 
 from __future__ import annotations

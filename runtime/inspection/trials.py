@@ -33,7 +33,7 @@ SCORE = "score.weight"
 
 
 @dataclass(slots=True)
-class Trials:
+class PartTrials:
     """The faults of parts that were tried, each a sentence; one that two parts have is told once."""
 
     faults: dict[str, str] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Trials:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
-    """What was found of a model that generates."""
+class TriedDecoder:
+    """The parts that were found of a model that generates."""
 
     config: ModelConfig | None
     checkpoint: Checkpoint | None
@@ -63,7 +63,7 @@ def is_known(name: str) -> bool:
     return name in BUILTINS or (is_hub_id(name) and not Path(name).exists())
 
 
-def try_decoder(path: Path, trials: Trials) -> Decoder:
+def try_decoder(path: Path, trials: PartTrials) -> TriedDecoder:
     """Try the parts of a model that generates."""
     config = trials.of("model", lambda: decoder_config(path))
     # Without a configuration nobody knows which tensors there should be, but files may be damaged too.
@@ -73,7 +73,7 @@ def try_decoder(path: Path, trials: Trials) -> Decoder:
         checkpoint = trials.of("weights", lambda: open_checkpoint(path))
     tokenizer = trials.of("tokenizer", lambda: load_tokenizer(path))
     template = None if tokenizer is None else ChatTemplate(tokenizer.chat_template, tokenizer.roles)
-    return Decoder(config, checkpoint, tokenizer, template)
+    return TriedDecoder(config, checkpoint, tokenizer, template)
 
 
 def decoder_config(path: Path) -> ModelConfig:
@@ -91,7 +91,7 @@ def check_headers(path: Path) -> None:
         header_tensors(file)
 
 
-def try_demand(path: Path, config: ModelConfig, demand: MemoryDemand, trials: Trials) -> None:
+def try_demand(path: Path, config: ModelConfig, demand: MemoryDemand, trials: PartTrials) -> None:
     """Try whether workers can be as the launch has them."""
     for layout, worker in zip(demand.layouts, demand.workers, strict=True):
         trials.of("ranks", partial(layout.check, config))
@@ -104,7 +104,7 @@ def try_demand(path: Path, config: ModelConfig, demand: MemoryDemand, trials: Tr
         )
 
 
-def try_adapters(config: ModelConfig, adapters: Mapping[str, str], demand: MemoryDemand, trials: Trials) -> None:
+def try_adapters(config: ModelConfig, adapters: Mapping[str, str], demand: MemoryDemand, trials: PartTrials) -> None:
     if adapters and any(device != "cpu" for worker in demand.workers for device in worker):
         trials.faults["adapters"] = "adapters are computed on CPUs: leave out --adapter, or start the workers on cpu"
     for name, directory in adapters.items():
@@ -112,7 +112,7 @@ def try_adapters(config: ModelConfig, adapters: Mapping[str, str], demand: Memor
         trials.of(source, partial(check_adapter, Path(directory), config, source))
 
 
-def try_draft(path: Path, name: str, cache: Path, trials: Trials) -> str | None:
+def try_draft(path: Path, name: str, cache: Path, trials: PartTrials) -> str | None:
     """Try the model that guesses; return its name if it is not here and can be fetched."""
     place = Path(MTP) if name == MTP else local_model(name, cache)
     if place is None:
@@ -124,7 +124,7 @@ def try_draft(path: Path, name: str, cache: Path, trials: Trials) -> str | None:
     return None
 
 
-def try_text_model(path: Path, scores: bool, trials: Trials) -> None:
+def try_text_model(path: Path, scores: bool, trials: PartTrials) -> None:
     """Try the parts of a model that embeds texts, or scores pairs of them."""
     encodes = trials.of("model", lambda: is_encoder(path))
     if encodes is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of models before a launch: those that are served, and those that are broken in one way or in several."""
+"""Facts about models before a launch: those that are served, and those that are broken in one way or in several."""
 
 import json
 import struct
