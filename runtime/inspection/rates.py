@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speeds at which some cores of this machine read memory and multiply, measured in well under a second with the kernels that
-workers use."""
+"""The speeds at which some cores of this machine read memory and multiply, measured in well under a second with the
+kernels that workers use."""
 
 from __future__ import annotations
 

@@ -98,12 +98,6 @@ ARROWS: dict[str, set[str]] = {
         "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/models/config",
         "runtime/models/partition", "runtime/transfer",
     },
-    # Models before a launch, each part of them as workers would read it.
-    "runtime/inspection": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "runtime/cache", "runtime/chat",
-        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models",
-        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/worker/start",
-    },
     "runtime/stages/graph": set(),
     "runtime/timeline": {"runtime/wire/messages"},
     # Libraries of the extra `otel`, imported where a collector is named.
@@ -195,6 +189,12 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
         "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
+    },
+    # Models before a launch, each part of them as workers would read it.
+    "runtime/inspection": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "runtime/cache", "runtime/chat",
+        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/worker/start",
     },
     "runtime/worker/links": {
         "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",

@@ -15,6 +15,8 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
         "http/server", "launcher/child", "launcher/child/fork", "launcher/logs", "launcher/options", "runtime",
         "runtime/accounting", "runtime/loaders/builtin", "runtime/probe", "runtime/worker", "runtime/worker/start",
     },
+    # The child that looks at the machine and at models.
+    "launcher/doctor/child": {"launcher/child", "runtime/inspection", "runtime/probe"},
     "launcher": {"launcher/doctor/child", "launcher/roles"},
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
     "launcher/supervisor/rollouts": {
@@ -42,7 +44,7 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
-        "launcher/plan", "runtime/inspection", "runtime/probe",
+        "launcher/plan",
     },
     "launcher/tools": set(),
     "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
