@@ -140,9 +140,9 @@ def fork_server(parent: int, requests_fd: int, room: str | None) -> None:
 @click.option("--parent", type=int, required=True)
 def examine(folder: Path, parent: int) -> None:
     """Report to the doctor what only a process that loads torch can find out: one JSON line for each part."""
-    from pontil.launcher.roles import examine_machine
+    from pontil.launcher.doctor.child import examine_machine
 
-    for part in examine_machine(parent, folder):
+    for part in examine_machine(parent, folder, sys.stdin):
         click.echo(json.dumps(part))
 
 

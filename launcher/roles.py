@@ -333,13 +333,4 @@ def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, 
         return [(comparison.equal, comparison.text) for comparison in audit(database, live)]
 
 
-def examine_machine(parent: int, cache: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield, part by part, the facts about this machine that only a process that loads torch can find out. It ends with
-    its parent."""
-    die_with_parent(parent)
-    from pontil.runtime.probe.examination import examine
-
-    yield from examine(cache)
-
-
 BODIES: Mapping[str, Body] = {"prepare": prepare, "proxy": serve, **dict.fromkeys(WORKER_ROLES, work)}

@@ -50,26 +50,26 @@ def fault_of_form(library: KernelLibrary, name: str, weight: QuantizedWeights) -
     return None if torch.equal(torch.cat(parts), whole) else f"rows of a product with {name} depend on the others"
 
 
-def forms() -> Iterator[tuple[str, QuantizedWeights]]:
-    """Random weights in every form of whole numbers."""
+def forms(outputs: int = OUTPUTS, inputs: int = INPUTS) -> Iterator[tuple[str, QuantizedWeights]]:
+    """Random weights in every form of whole numbers, whose inputs are a multiple of 256."""
     generator = torch.Generator().manual_seed(3)
 
     def drawn(low: int, high: int, dtype: torch.dtype, columns: int) -> Tensor:
-        return torch.randint(low, high, (OUTPUTS, columns), generator=generator).to(dtype)
+        return torch.randint(low, high, (outputs, columns), generator=generator).to(dtype)
 
-    groups, steps = INPUTS // 32, torch.rand(OUTPUTS, 2 * INPUTS // BLOCK, generator=generator).half().float() / 64
-    scales, offsets = torch.randn(2, OUTPUTS, groups, generator=generator)
+    groups, steps = inputs // 32, torch.rand(outputs, 2 * inputs // BLOCK, generator=generator).half().float() / 64
+    scales, offsets = torch.randn(2, outputs, groups, generator=generator)
     table = drawn(-128, 128, torch.int8, TABLE)[0]
-    yield "numbers of 8 bits", QuantizedWeights(drawn(-128, 128, torch.int8, INPUTS), scales, offsets)
-    bits = torch.randn(OUTPUTS, INPUTS, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    yield "numbers of 8 bits", QuantizedWeights(drawn(-128, 128, torch.int8, inputs), scales, offsets)
+    bits = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
     yield "floats of 8 bits", QuantizedWeights(bits, scales, torch.zeros_like(scales), floats=True)
     for name, entries in (("numbers of 4 bits", None), ("a table", table)):
-        yield name, QuantizedWeights(drawn(0, 16, torch.uint8, INPUTS), scales, offsets, None, entries)
+        yield name, QuantizedWeights(drawn(0, 16, torch.uint8, inputs), scales, offsets, None, entries)
     step, least = (column.repeat_interleave(BLOCK // 32, 1) for column in (steps[:, ::2], steps[:, 1::2]))
     scales, offsets = step * drawn(0, 64, torch.float32, groups), -least * drawn(0, 64, torch.float32, groups)
-    yield "blocks of 4 bits", QuantizedWeights(drawn(0, 16, torch.uint8, INPUTS), scales, offsets, steps)
+    yield "blocks of 4 bits", QuantizedWeights(drawn(0, 16, torch.uint8, inputs), scales, offsets, steps)
     scales = steps[:, ::2].repeat_interleave(BLOCK // 16, 1) * drawn(-128, 128, torch.float32, 2 * groups)
-    yield "blocks of 6 bits", QuantizedWeights(drawn(0, 64, torch.uint8, INPUTS), scales, -32 * scales, steps)
+    yield "blocks of 6 bits", QuantizedWeights(drawn(0, 64, torch.uint8, inputs), scales, -32 * scales, steps)
 
 
 def fault_with(layer: "Layer", cells: torch.dtype, tolerance: float) -> str | None:

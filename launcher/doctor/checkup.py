@@ -21,11 +21,13 @@ from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
+from pontil.launcher.doctor.model_diagnosis import judge_models
 from pontil.launcher.foundation.errors import LaunchError, OptionError
-from pontil.launcher.host.devices import CGROUP_MOUNT, MEMBERSHIP, HostDevices, cpu_quota, find_machine
+from pontil.launcher.host.devices import CGROUP_MOUNT, CPU, MEMBERSHIP, HostDevices, cpu_quota, find_machine
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.worker_roles import GENERATING_ROLES, PREFILL
 from pontil.launcher.plan.addresses import url_host
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology, plan
@@ -66,12 +68,17 @@ def check_up(options: LaunchOptions, launch_environment: LaunchEnvironment) -> I
     yield diagnosis.judge_cores(machine, os.cpu_count() or len(machine.cores), quota)
     topology = planned(options, machine, launch_environment)
     yield plan_finding(topology)
-    yield from memory_findings(topology)
     yield port_finding(options)
     yield diagnosis.judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield cache_finding(launch_environment.cache_directory)
     yield run_finding(launch_environment.run_base)
-    yield from examination(launch_environment, machine.gpus, needs_gpu(topology))
+    facts_by_part, failure = examination(launch_environment, topology)
+    yield from machine_findings(facts_by_part, failure, machine.gpus, needs_gpu(topology))
+    models = facts_by_part.get("models", [])
+    yield from judge_models(models)
+    # A model that is not served has said so.
+    if not any(facts["faults"] for facts in models):
+        yield from memory_findings(topology)
 
 
 def planned(
@@ -184,10 +191,35 @@ def is_writable(folder: Path) -> bool:
     return True
 
 
-def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: bool) -> Iterator[Finding]:
-    """Yield the findings of a child that loads torch, or how it failed."""
+def examination(
+    launch_environment: LaunchEnvironment, topology: Topology | OptionError
+) -> tuple[dict[str, Any], str | None]:
+    """Return the facts of a child that loads torch, and how it failed."""
     command = [*child_command("examine"), f"--parent={os.getpid()}", str(launch_environment.cache_directory)]
-    facts_by_part, failure = run_examination(command, dict(launch_environment.for_child(1)))
+    asked = {} if isinstance(topology, OptionError) else models_asked(topology)
+    return run_examination(command, dict(launch_environment.for_child(1)), json.dumps(asked))
+
+
+def models_asked(topology: Topology) -> dict[str, Any]:
+    """Return what the child is to tell of the models of a plan: an empty object where no worker is here."""
+    search = topology.prepare.config
+    asked = {key: search[key] for key in ("demands", "others", "adapters")}
+    return asked | {"cores": stream_cores(topology)} if asked["demands"] or asked["others"] else {}
+
+
+def stream_cores(topology: Topology) -> list[int]:
+    """Return the cores that may compute one stream: those of a worker that decodes, with what others lend it."""
+    workers = [child for child in topology.children if child.role in GENERATING_ROLES and child.device == CPU]
+    decoding = [worker for worker in workers if worker.role != PREFILL][:1] or workers[:1]
+    lending = [worker for worker in workers if worker.config.get("lent_cores")]
+    chosen = lending if decoding and decoding[0].config.get("lent_cores") else decoding
+    return sorted({core for worker in chosen for member in worker.members for core in member.cores})
+
+
+def machine_findings(
+    facts_by_part: dict[str, Any], failure: str | None, gpus: int, needs_gpu: bool
+) -> Iterator[Finding]:
+    """Yield the findings about the machine, or how the child that looks at it failed."""
     judges: dict[str, Callable[[Any], list[Finding]]] = {
         "connectors": diagnosis.judge_connectors,
         "torch": lambda facts: [diagnosis.judge_torch(facts, gpus, needs_gpu)],
@@ -198,7 +230,7 @@ def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: boo
         if part in facts_by_part:
             yield from judge(facts_by_part[part])
     if failure is not None:
-        unseen = ", ".join(part for part in judges if part not in facts_by_part)
+        unseen = ", ".join(part for part in (*judges, "models") if part not in facts_by_part)
         yield broken(
             "workers",
             f"the process that looks at {unseen or 'the machine'} {failure}",
@@ -207,13 +239,16 @@ def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: boo
         )
 
 
-def run_examination(command: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], str | None]:
-    """Return (facts, description of the failure). Each line that the child prints is one part."""
+def run_examination(
+    command: list[str], environment: dict[str, str], asked: str = ""
+) -> tuple[dict[str, Any], str | None]:
+    """Return (facts, description of the failure). The child reads what is asked; each line that it prints is one
+    part."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment
     )
     try:
-        output, errors = process.communicate(timeout=EXAMINATION_TIMEOUT)
+        output, errors = process.communicate(asked, timeout=EXAMINATION_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()

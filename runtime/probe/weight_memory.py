@@ -42,11 +42,13 @@ MOST_FREED_BYTES = 576 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Bytes: `held` for good; `packing` more at the worst moment of loading; `freed` of these stay with the process."""
+    """Bytes: `held` for good; `packing` more at the worst moment of loading; `freed` of these stay with the process. A
+    step of one row reads `read` bytes of those that are held."""
 
     held: int
     packing: int = 0
     freed: int = 0
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,12 @@ ONE = Ranks()
 
 @dataclass(frozen=True, slots=True)
 class LoadedProduct:
-    """Weights that are packed together: bytes of the result, and of the temporaries."""
+    """Weights that are packed together: bytes of the result, and of the temporaries; and the share of such weights that
+    a step of one row reads."""
 
     held: int
     packing: int
+    used: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +158,16 @@ def weight_memory(
     formats = formats_of(path, config, quantization, number_bytes, on_host and has_kernels, not on_host)
     products = list(loaded_products(config, formats, ranks, on_host))
     held_bytes = sum(product.held for product in products)
+    read_bytes = int(sum(product.held * product.used for product in products))
     if not on_host:
-        return WeightMemory(held_bytes)
+        return WeightMemory(held_bytes, read=read_bytes)
     so_far = peak = 0
     for product in products:
         peak = max(peak, so_far + product.packing)
         so_far += product.held
     # Behind the head, which is last, nothing keeps the heap from shrinking.
     freed_bytes = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
-    return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
+    return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes, read_bytes)
 
 
 def layer_memory(
@@ -184,7 +189,9 @@ def loaded_products(
     shapes = tensor_shapes(config)
     embedding = math.prod(shapes[EMBEDDING])
     table = formats.plain if on_host else formats.of(EMBEDDING, shapes[EMBEDDING])
-    yield LoadedProduct(formats.embedding or table.size(embedding), formats.embedding or 0)
+    # One row of it is looked up, unless it is the head itself.
+    is_head = config.tie_word_embeddings and not on_host and (ranks.divisions == 1 or table.group is not None)
+    yield LoadedProduct(formats.embedding or table.size(embedding), formats.embedding or 0, float(is_head))
     groups: dict[str, list[str]] = {}
     for name in shapes:
         if name not in (EMBEDDING, HEAD):
@@ -196,7 +203,8 @@ def loaded_products(
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
         extra = packing(form, whole, share, inputs, 1 + ("gate_proj" in product))
-        yield LoadedProduct(form.size(share), extra + formats.reading({name: shapes[name] for name in names}))
+        reading = formats.reading({name: shapes[name] for name in names})
+        yield LoadedProduct(form.size(share), extra + reading, used_share(product, config))
     if not config.tie_word_embeddings:
         form = formats.of(HEAD, shapes[EMBEDDING])
         own = embedding // ranks.divisions
@@ -219,6 +227,11 @@ def tied_head(shape: Shape, formats: WeightFormats, ranks: int) -> LoadedProduct
     copied = formats.plain.size(own) if ranks > 1 else 0
     packed = packing(form, own, own, shape[-1], 0) if copied or formats.int8 else 0
     return LoadedProduct(form.size(own), packed + copied)
+
+
+def used_share(name: str, config: ModelConfig) -> float:
+    """Return the share of such weights that a row goes through: of experts some."""
+    return config.experts.per_token / config.experts.count if config.experts and EXPERTS in name else 1.0
 
 
 def product_of(name: str) -> str:

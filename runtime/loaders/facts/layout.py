@@ -145,8 +145,8 @@ def usual_name(architecture: Architecture, stored: str) -> str | None:
 
 
 def check_shapes(config: ModelConfig, wanted: dict[str, Shape], found: dict[str, Shape], source: object) -> None:
-    """Raise ModelError that names every wanted tensor that is missing, or found one that this architecture would
-    ignore, or, if there is none, every one that has another shape."""
+    """Raise ModelError that names every wanted tensor that is missing or has another shape, and every found one that
+    this architecture would ignore."""
     faults = []
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -155,14 +155,15 @@ def check_shapes(config: ModelConfig, wanted: dict[str, Shape], found: dict[str,
     extra = [name for name in found if name not in wanted and not ignored(name)]
     if extra:
         faults.append(f"holds {len(extra)} that {config.architecture} does not have: {name_list(extra)}")
+    wrong = [
+        f"{name} {list(found[name])}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    if wrong:
+        faults.append(f"holds tensors whose shapes contradict its configuration: {'; '.join(wrong)}")
     if faults:
         raise ModelError(f"{source} {' and '.join(faults)}: fetch the model again, or another version of it")
-    wrong = [f"{name} {list(found[name])}, not {list(shape)}" for name, shape in wanted.items() if found[name] != shape]
-    if wrong:
-        raise ModelError(
-            f"{source} holds tensors whose shapes contradict its configuration: {'; '.join(wrong)}: "
-            "fetch the model again, or another version of it"
-        )
 
 
 def ignorable(config: ModelConfig) -> Callable[[str], bool]:

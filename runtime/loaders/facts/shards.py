@@ -21,7 +21,9 @@ def shards(directory: Path) -> list[Path]:
     places = read_json(directory / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ModelError(f"{directory / INDEX} has no weight_map: fetch the model again")
-    for name in sorted(set(places.values())):
-        if Path(name).name != name or not (directory / name).is_file():
-            raise ModelError(f"{directory} lacks the shard {name}: fetch the model again")
-    return [directory / name for name in sorted(set(places.values()))]
+    names = sorted(set(places.values()))
+    missing = [name for name in names if Path(name).name != name or not (directory / name).is_file()]
+    if missing:
+        shard = f"the shard{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        raise ModelError(f"{directory} lacks {shard}: fetch the model again")
+    return [directory / name for name in names]

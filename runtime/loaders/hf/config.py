@@ -180,10 +180,14 @@ def sliding_layers(architecture: Architecture, data: dict[str, Any], layers: int
 
 
 def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
+    """Raise ModelError that names every field with a value that is not computed here."""
+    faults = []
     for key, only in fixed.items():
         if data.get(key) not in (None, only):
             known = "models without it" if only is None else f"{only!r} only"
-            raise ModelError(f"the model has {key} = {short(data[key])}: this version runs {known}")
+            faults.append(f"the model has {key} = {short(data[key])}: this version runs {known}")
+    if faults:
+        raise ModelError("; ".join(faults))
 
 
 def dtype(data: dict[str, Any]) -> str:

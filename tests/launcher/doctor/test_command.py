@@ -27,6 +27,7 @@ from pontil.launcher.doctor.checkup import (
     run_examination,
     run_finding,
     serves,
+    stream_cores,
 )
 from pontil.launcher.doctor.command import doctor, lines, summary
 from pontil.launcher.doctor.finding import broken, fine
@@ -41,6 +42,7 @@ SUBJECTS = [
     "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over nixl",
     "kv over tcp", "torch", "compiler", "kernels", "memory",
 ]  # fmt: skip
+OF_A_MODEL = ["model", "chat template", "model memory", "model speed", "memory of workers"]
 
 
 def asked(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -71,15 +73,36 @@ def here(examined: tuple[dict[str, Any], str | None], monkeypatch: pytest.Monkey
     return lambda *words, **variables: CliRunner().invoke(doctor, words, env=variables, standalone_mode=False)
 
 
-def test_a_machine_that_can_serve() -> None:
-    code, found = asked("--port", "0", "--role", "mixed")
+def test_a_machine_that_can_serve(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny", dtype="bfloat16")
+    code, found = asked("--port", "0", "--role", "mixed", "--model", str(tmp_path / "tiny"))
     assert code == 0, found
-    # That of workers is known where the model is here already.
-    assert [one for one in found if one != "memory of workers"] == SUBJECTS
+    assert list(found) == SUBJECTS + OF_A_MODEL
     for kind in ("shm", "tcp"):
         assert float(found[f"kv over {kind}"]["found"].removesuffix(" GB/s")) > 0
     assert "mixed:0 on cpu" in found["plan"]["found"] or "mixed:0 on cuda" in found["plan"]["found"]
     assert all(one["state"] in ("fine", "absent") or (one["meaning"] and one["mend"]) for one in found.values())
+
+
+def test_a_model_that_is_not_served_is_broken_and_what_is_missing_is_told(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    (tmp_path / "tiny" / "tokenizer.json").unlink()
+    weights = tmp_path / "tiny" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    code, found = asked("--port", "0", "--role", "mixed", "--model", str(tmp_path / "tiny"))
+    assert code == 1
+    assert "damaged or cut off" in found["weights"]["found"] and found["weights"]["state"] == "broken"
+    assert "fetch the model's tokenizer.json" in found["tokenizer"]["found"]
+    assert "memory of workers" not in found and "model speed" not in found
+
+
+def test_the_cores_of_a_stream_are_those_that_are_lent(tmp_path: Path) -> None:
+    def cores(**flags: str) -> list[int]:
+        words = {"prefill": "cpu:0", "decode": "cpu:1"} | flags
+        machine = HostDevices((0, 1, 2), 3, 0)
+        return stream_cores(plan(read_options(words), machine, Path("/run/x"), tmp_path))
+
+    assert cores() == [0, 1] and cores(lend_cores="false") == [1]
 
 
 def test_keys_that_a_launch_would_refuse_are_broken(tmp_path: Path) -> None:  # F5

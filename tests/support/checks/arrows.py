@@ -201,6 +201,12 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/adapters",
         "runtime/worker/ranks",
     },
+    # Models before a launch, each part of them as workers would read it.
+    "runtime/inspection": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "runtime/cache", "runtime/chat",
+        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/worker/start",
+    },
     "runtime/worker/links": {
         "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",
     },

@@ -15,7 +15,9 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
         "http/server", "launcher/child", "launcher/child/fork", "launcher/logs", "launcher/options", "runtime",
         "runtime/accounting", "runtime/loaders/builtin", "runtime/probe", "runtime/worker", "runtime/worker/start",
     },
-    "launcher": {"launcher/roles"},
+    # The child that looks at the machine and at models.
+    "launcher/doctor/child": {"launcher/child", "runtime/inspection", "runtime/probe"},
+    "launcher": {"launcher/doctor/child", "launcher/roles"},
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
     "launcher/supervisor/rollouts": {
         "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
