@@ -6,6 +6,9 @@ tokens. The chain starts from a salt, so that tenants who must not learn of each
 the digest of the adapter with which keys and values are computed, so that those of another one are never found. The
 last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it. Where blocks end with
 states, one that is not full is found by whatever begins with all of its tokens (`end_keys`).
+
+A position whose rows are made of more than its token, as the first one of an image, has a number from OTHER_THAN_ID on
+in place of that token, which names whatever they are made of.
 """
 
 import hashlib
@@ -18,6 +21,10 @@ from pontil.runtime.cache.prefix_journal import PrefixJournal
 KEY_BYTES = 16
 # Tokens of a block that ends with the states of recurrent layers: more than of any other.
 STATE_TOKENS = 256
+# The least number that stands for more than a token, and the bytes of the largest.
+OTHER_THAN_ID, OTHER_BYTES = 1 << 127, 16
+# The beginning of such a number among the ids, none of which is negative.
+OTHER_MARK = (-1).to_bytes(8, "little", signed=True)
 
 Key = bytes
 
@@ -29,9 +36,23 @@ def root_key(salt: str, adapter: str = "") -> Key:
     return hashlib.blake2b(data, digest_size=KEY_BYTES, key=digest, person=b"salt").digest()
 
 
+def encoded(tokens: Sequence[int]) -> bytes:
+    """Return the bytes of tokens, and of what stands in the places of some. No two sequences have the same ones."""
+    try:
+        return array("q", tokens).tobytes()
+    except OverflowError:
+        return b"".join(map(of_one, tokens))
+
+
+def of_one(token: int) -> bytes:
+    if token < OTHER_THAN_ID:
+        return token.to_bytes(8, "little", signed=True)
+    return OTHER_MARK + token.to_bytes(OTHER_BYTES, "little")
+
+
 def chain(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of a block with these tokens, after the block with the key `parent`. The number of tokens counts."""
-    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
+    return hashlib.blake2b(encoded(tokens), digest_size=KEY_BYTES, key=parent).digest()
 
 
 def full_keys(prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> Iterator[Key]:
@@ -51,10 +72,9 @@ def some_keys(parent: Key, tokens: Sequence[int], block_size: int) -> Iterator[K
 
 def end_keys(parent: Key, tokens: Sequence[int]) -> list[Key]:
     """The keys that a block after `parent` would have with the first one of these tokens, the first two, and so on."""
-    data, state = array("q", tokens).tobytes(), hashlib.blake2b(digest_size=KEY_BYTES, key=parent)
-    keys, size = list[Key](), array("q").itemsize
-    for start in range(0, len(data), size):
-        state.update(data[start : start + size])
+    state, keys = hashlib.blake2b(digest_size=KEY_BYTES, key=parent), list[Key]()
+    for token in tokens:
+        state.update(encoded((token,)))
         keys.append(state.copy().digest())
     return keys
 

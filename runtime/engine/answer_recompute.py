@@ -50,10 +50,11 @@ class AnswerRecompute:
             self.remember(finished)
 
     def remember(self, finished: Sequence) -> None:
-        """Remember an answer if it fills a block beyond its prompt. Its last token was never fed back."""
+        """Remember an answer if it fills a block beyond its prompt. Its last token was never fed back. One to a prompt
+        with images would keep their rows for as long: the next turn's prompt computes it."""
         size = self.block_size
         full = (finished.length - 1) // size
-        if full > len(finished.prompt) // size:
+        if full > len(finished.prompt) // size and finished.streams.media is None:
             tokens = (finished.prompt + finished.output)[: full * size]
             history = ComputeHistory(admissions=1, reached=len(tokens))
             self.waiting.append(

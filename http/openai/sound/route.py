@@ -38,7 +38,7 @@ from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND
+from pontil.runtime.stages.graph.medium import IMAGE, SOUND
 from pontil.runtime.stages.media.reader import MediaForms, MediaReader, PromptMedia, media_forms
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
@@ -259,7 +259,7 @@ class SoundRoutes:
         """Submit a chat through the stages that it needs, and send the reply, which is kept."""
         media, options, given = chat_request.media, dict[str, Any](), None
         if isinstance(media, PromptMedia):
-            options, given = {MEDIA: [one.to_wire() for one in media.media]}, media.data
+            options, given = media.options(work.prompt), media.data
         if chat_request.audio is None:
             assert given is not None, "a chat that needs several stages"
             return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape, keep)

@@ -223,12 +223,7 @@ class PrefixCache:
     def may_use(self, sequence: Sequence) -> bool:
         """Return whether the sequence may use cached positions. They give no logits, so a sequence that wants prompt
         logprobs computes its whole prompt."""
-        return self.knows(sequence) and sequence.params.prompt_logprobs is None
-
-    def knows(self, sequence: Sequence) -> bool:
-        """Return whether keys say all that the positions of a sequence depend on: those of an image or a recording name
-        its place only."""
-        return self.enabled and sequence.streams.media is None
+        return self.enabled and sequence.params.prompt_logprobs is None
 
     def find(self, sequence: Sequence) -> PrefixHit:
         """The longest known prefix of a sequence. At least one position is always left to compute."""
@@ -270,7 +265,7 @@ class PrefixCache:
     def find_full(self, sequence: Sequence, draws_first: bool = False) -> PrefixHit:
         """The longest known prefix in whole blocks: for a sequence whose prompt is computed elsewhere. It may be all of
         the prompt, unless the sequence `draws_first`: the first token needs a position to compute."""
-        if not self.knows(sequence):
+        if not self.enabled:
             return NOTHING
         most = (len(sequence.prompt) - draws_first) // self.block_size
         blocks = self.pool.index.leading(self.keys_of(sequence).all[:most])
@@ -293,7 +288,7 @@ class PrefixCache:
     def claim(self, sequence: Sequence) -> None:
         """Claim the missing blocks of the prompt. For each block the oldest sequence that computes it keeps the
         claim."""
-        if self.knows(sequence) and sequence.computed < len(sequence.prompt):
+        if self.enabled and sequence.computed < len(sequence.prompt):
             self.claims.claim(sequence, self.keys_of(sequence))
 
     def drop(self, sequence: Sequence) -> None:
@@ -304,7 +299,7 @@ class PrefixCache:
     def register(self, sequence: Sequence, start: int, end: int) -> None:
         """Register the prompt blocks that are complete now that positions [start, end) are computed."""
         length, size = len(sequence.prompt), self.block_size
-        if not self.knows(sequence) or start >= length:
+        if not self.enabled or start >= length:
             return
         keys = self.keys_of(sequence).all
         for index in range(start // size, min(end, length) // size):
@@ -318,7 +313,7 @@ class PrefixCache:
     def register_answer(self, sequence: Sequence) -> None:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
         size, keys = self.block_size, self.keys_of(sequence)
-        tokens, full = sequence.prompt + sequence.output, keys.full
+        tokens, full = keys.prompt + sequence.output, keys.full
         key = keys.all[full - 1] if full else sequence.prefix.root
         for index in range(full, sequence.computed // size):
             key = chain(key, tokens[index * size : (index + 1) * size])

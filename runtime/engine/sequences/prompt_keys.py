@@ -86,11 +86,13 @@ NO_USED_ADAPTER = UsedAdapter()
 class SaltedPrefix:
     """A prompt as the beginning of others with the same `salt`, computed with the same `adapter`: its `keys`, made when
     first asked for. Its rows are computed with that adapter and its keys are of its digest, and no other place says
-    which it is."""
+    which it is. Where rows of the prompt are made of more than their ids, `contents` has in some of their places what
+    names that (`runtime/cache/prefix.py`)."""
 
     salt: str = ""
     adapter: UsedAdapter = NO_USED_ADAPTER
     keys: PromptKeys | None = None
+    contents: list[int] | None = None
 
     @property
     def root(self) -> Key:
@@ -103,5 +105,6 @@ class SaltedPrefix:
 
     def keys_of(self, prompt: list[int], block_size: int, whole: bool = False) -> PromptKeys:
         if self.keys is None:
-            self.keys = PromptKeys(prompt, self.root, block_size, whole)
+            contents = prompt if self.contents is None else self.contents
+            self.keys = PromptKeys(contents, self.root, block_size, whole)
         return self.keys

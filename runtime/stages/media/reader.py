@@ -7,12 +7,23 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.processes.bounded_child import ChildLimits
 from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
-from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium, counted
+from pontil.runtime.stages.graph.medium import (
+    IMAGE,
+    MEDIA,
+    MOST_MEDIA_ROWS,
+    NAMES,
+    SOUND,
+    Medium,
+    begun_digest,
+    counted,
+    places_in,
+)
 from pontil.runtime.stages.media.answer import MediaAnswer
 from pontil.runtime.stages.nodes.squares import Squares
 from pontil.runtime.stages.qwen3_omni.encoders.forms import read_media_forms
@@ -46,16 +57,26 @@ class MediaForms:
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """The media of one prompt, in order, and their bytes."""
+    """The media of one prompt, in order, their bytes, and the digests of these, in hexadecimal."""
 
     media: tuple[Medium, ...]
     data: bytes = field(repr=False)
     marks: Mapping[str, int]
+    digests: tuple[str, ...]
 
     @property
     def prompt_details(self) -> dict[str, int]:
         """The tokens of each kind of medium, as usage tells of them."""
         return {f"{kind}_tokens": counted(self.media, kind) for kind in (SOUND, IMAGE)}
+
+    def options(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """Return what a run with this prompt is told of them. One that was cut has other places, and is refused."""
+        told: dict[str, Any] = {MEDIA: [one.to_wire() for one in self.media]}
+        try:
+            places = places_in(prompt, self.media, self.marks)
+        except ValueError:
+            return told
+        return told | {NAMES: [list(named) for named in zip(places, self.digests, strict=True)]}
 
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.
@@ -95,18 +116,19 @@ class MediaReader:
     async def read(self, files: Sequence[tuple[str, bytes, str]]) -> PromptMedia:
         """Return the media of a prompt, each (kind, bytes of a file, its place in the request). Raises RequestError,
         naming the place, and Unavailable without a process to ask."""
-        media, parts = list[Medium](), list[bytes]()
+        media, parts, digests = list[Medium](), list[bytes](), list[str]()
         for kind, data, place in files:
             medium, part = await self.read_one(kind, data, place)
             media.append(medium)
             parts.append(part)
+            digests.append(await digest_of(medium, part))
             if (rows := sum(one.rows for one in media)) > MOST_MEDIA_ROWS:
                 says = f"recordings and images have {rows} tokens, and at most {MOST_MEDIA_ROWS} are taken: send fewer"
                 raise RequestError(says, param="messages")
             if sum(map(len, parts)) > MOST_MEDIA_BYTES:
                 says = f"recordings and images have more than {MOST_MEDIA_BYTES} bytes when decoded: send fewer"
                 raise RequestError(says, param="messages")
-        return PromptMedia(tuple(media), b"".join(parts), self.forms.marks)
+        return PromptMedia(tuple(media), b"".join(parts), self.forms.marks, tuple(digests))
 
     async def read_one(self, kind: str, data: bytes, place: str) -> tuple[Medium, bytes]:
         squares = [] if self.forms.squares is None else astuple(self.forms.squares)
@@ -157,3 +179,12 @@ async def of_base64(text: str) -> bytes:
         parts.append(base64.b64decode(text[start : start + PIECE]))
         await asyncio.sleep(0)
     return b"".join(parts)
+
+
+async def digest_of(medium: Medium, data: bytes) -> str:
+    """Return the digest of a medium in hexadecimal, made in the same way."""
+    digest = begun_digest(medium)
+    for start in range(0, len(data), PIECE):
+        digest.update(data[start : start + PIECE])
+        await asyncio.sleep(0)
+    return digest.hexdigest()

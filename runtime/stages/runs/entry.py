@@ -18,7 +18,7 @@ from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, SpeechPrompt
-from pontil.runtime.stages.graph.medium import IMAGE, counted, media_of
+from pontil.runtime.stages.graph.medium import ENCODER, IMAGE, counted, media_of
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import NO_TOKENS, StageRun, later_stages
 from pontil.runtime.stages.runs.stream import RunStream
@@ -108,12 +108,19 @@ class RunEntry:
             raise RequestError(says, param="n")
         if media is not None and graph.encoder is not None:
             later, given = (graph.node(graph.encoder), *later), {graph.encoder: media}
+            options = {**options, ENCODER: self.encoder_of(graph.encoder)}
         for node in later:
             self.check_there(graph, node.name)
         first = graph.node(graph.first)
         run = StageRun(prompt, params, graph, first, self.conductor, later, given=given, options=options)
         run.image_tokens = counted(media_of(options), IMAGE)
         return run
+
+    def encoder_of(self, node: str) -> list[str] | None:
+        """Return what the rows of media depend on, besides their bytes; None where workers differ in it."""
+        hellos = [worker.hello for worker in self.registry.of(group_of(self.graph, node)).workers]
+        alike = {(hello.model_fingerprint, hello.dtype or "", hello.kernels or "") for hello in hellos}
+        return list(alike.pop()) if len(alike) == 1 else None
 
     def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, seed: int = 0) -> RunStream:
         """Admit a request for the audio of a text in UTF-8: to the stage that makes audio, whose stream has no text, or

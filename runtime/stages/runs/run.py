@@ -11,8 +11,11 @@ from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, BrokenAnswer
 from pontil.runtime.proxy.requests.generation import submits
 from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
+from pontil.runtime.stages.graph.medium import contents_of
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
@@ -199,7 +202,8 @@ class StageRun(Work):
 
     `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
-    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids.
+    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids. `prefix` is
+    what was computed to find its prompt in caches.
     """
 
     graph: GraphModel
@@ -215,6 +219,7 @@ class StageRun(Work):
     text: bytearray = field(default_factory=bytearray)
     answer: tuple[int, ...] | None = None
     positions: int | None = None
+    prefix: PromptPrefix | None = None
 
     @property
     def group(self) -> str | None:
@@ -270,6 +275,18 @@ class StageRun(Work):
     def load(self, request: Request) -> int:
         """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
         return 0 if self.part is WorkPart.JOINED else len(self.prompt)
+
+    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
+        """Return the keys of the first stage's prompt. Where another stage reads its states, all of it is computed."""
+        is_read = self.run is not None and any(edge.endswith("/states") for edge in self.run.outputs(self.node.name))
+        if self.node.name != self.graph.first or not self.prompt or is_read or self.params.prompt_logprobs is not None:
+            return None
+        if self.prefix is None or self.prefix.block_size != block_size:
+            contents = contents_of(self.prompt, self.options)
+            if contents is None:
+                return None
+            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapter_digest)
+        return self.prefix
 
     def awaited(self, begun: bool) -> str:
         piece = "token" if self.makes_tokens else "output"

@@ -23,7 +23,7 @@ from pontil.runtime.stages.streams.text_stream import TextStream
 from pontil.runtime.stages.worker.stage_parts import MediaBuilder, RowBuilder, StageParts, TalkerStage
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.stages.worker.stream_rows import StreamRows
-from pontil.runtime.stages.worker.streamed_media import StreamedMedia, TurnedRows
+from pontil.runtime.stages.worker.streamed_media import StreamedMedia, TurnedRows, name_media
 from pontil.runtime.wire.messages import Inputs, Message, PassDone, Starved, Submit, Tokens
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
@@ -125,6 +125,8 @@ class StageSide:
             media = self.parts.media.begin(submit.prompt[: part.positions], media_of(part.options))
             prepared = PreparedPart(part, media=media)
         request = make_request(submit, self.machine)
+        if prepared.media is not None:
+            name_media(request.sequence.prefix, request.sequence.prompt, part.options, request.key)
         self.prepared[request.key] = prepared
         return request
 
@@ -355,6 +357,8 @@ class StageSide:
     def tick(self, now: float) -> list[tuple[str, str]]:
         """Move the streams. Return the keys of requests whose streams contradict themselves, with the reasons."""
         self.ports.poll(now)
+        for media in [stage.media for stage in self.open.values() if stage.media is not None]:
+            media.take()
         for lost in self.ports.starved:
             stage = next((one for one in self.open.values() if is_of(one.request, lost.request_id, lost.attempt)), None)
             if stage is not None:

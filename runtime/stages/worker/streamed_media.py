@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of recordings and images in a sequence's prompt, as a stage of encoders streams them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.streamed import MediaInputs, PositionAngles, RowInputs
+from pontil.runtime.stages.graph.medium import contents_of
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer, StreamFault
 from pontil.runtime.stages.worker.stage_parts import MediaBuilder
 
@@ -24,17 +27,21 @@ class StreamedMedia:
 
     def ready(self, start: int, stop: int) -> int:
         if start < self.builder.length:
-            try:
-                self.take()
-            except StreamFault as error:
-                self.fault = str(error)
+            if self.buffer is None:
+                self.buffer = self.open_input()
+            self.take()
         return 0 if self.fault is not None else self.builder.ready(start, stop)
 
     def take(self) -> None:
-        """Take the items that are here."""
-        if self.buffer is None:
-            self.buffer = self.open_input()
-        while self.fault is None and (chunk := self.buffer.pop()) is not None:
+        """Take the items that are here, if any were asked for: those of a prompt whose rows nobody needs too, as it was
+        found in a cache, for the encoder ends only then."""
+        try:
+            self.take_chunks()
+        except StreamFault as error:
+            self.fault = str(error)
+
+    def take_chunks(self) -> None:
+        while self.fault is None and self.buffer is not None and (chunk := self.buffer.pop()) is not None:
             for item in chunk.items:
                 self.builder.push(torch.from_numpy(np.array(item)))
             if chunk.final and self.builder.known < self.builder.length:
@@ -65,3 +72,11 @@ class TurnedRows:
     def beside(self, inputs: RowInputs | None) -> MediaInputs:
         assert inputs is not None, "all sequences of such a stage have rows"
         return TurnedRows(inputs, self.angles.plain)
+
+
+def name_media(prefix: SaltedPrefix, prompt: list[int], options: Mapping[str, Any], owner: str) -> None:
+    """Make the keys of a prompt of its media too. Where it is not known which they are, its `owner` alone finds it.
+    Raises RequestError."""
+    prefix.contents = contents_of(prompt, options)
+    if prefix.contents is None:
+        prefix.salt = owner

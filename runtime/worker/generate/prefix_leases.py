@@ -95,7 +95,7 @@ class PrefixLeases:
             return
         wish = AskedLease.of(request)
         try:
-            if not self.machine.scheduler.prefix.knows(request.sequence):
+            if not self.machine.scheduler.prefix.enabled or request.sequence.streams.media is not None:
                 raise LeaseRefused("what is found by its tokens alone can be leased: no images, and no recordings")
             self.book.promise(wish.id, wish.owner, self.blocks(wish))
         except LeaseRefused as error:

@@ -103,7 +103,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/models/config",
         "runtime/models/partition", "runtime/transfer",
     },
-    "runtime/stages/graph": set(),
+    "runtime/stages/graph": {"runtime/cache/prefix"},
     "runtime/timeline": {"runtime/wire/messages"},
     # Libraries of the extra `otel`, imported where a collector is named.
     "runtime/tracing": {"runtime/timeline"},

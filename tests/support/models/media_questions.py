@@ -163,7 +163,8 @@ def check_other_forms(served: Served) -> None:
     turn = {"messages": [{"role": "user", "content": blocks}]}
     message = answered(served, "/v1/messages", turn | {"max_tokens": TOKENS, "temperature": 0})
     assert message["content"][0]["text"] == text
-    assert message["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    counted = message["usage"]
+    assert counted["input_tokens"] + counted["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
     assert answered(served, "/v1/messages/count_tokens", turn) == {"input_tokens": chat["usage"]["prompt_tokens"]}
     events = served.request("POST", "/v1/messages", turn | {"max_tokens": TOKENS, "temperature": 0, "stream": True})
     lines = [json.loads(line[6:]) for line in events.text().splitlines() if line.startswith("data: ")]
@@ -195,3 +196,26 @@ def check_answers(served: Served, pair: "OmniPair") -> None:
         counted = {f"{kind}_tokens": ids[:length].count(pair.encoded(mark_of(kind))[0]) for kind in TEXTS}
         assert answer["usage"]["prompt_tokens"] == length
         assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0} | counted
+
+
+def check_next_turns(served: Served) -> None:
+    """Check that a chat's next turn finds the pictures and recordings of the one before, and answers as one that is
+    computed whole; another picture as large as the first finds nothing of it."""
+    for name, question in QUESTIONS.items():
+        # A salt of its own: nothing else has asked this.
+        first = ask(served, question, cache_salt=name)
+        again = ask(served, question, cache_salt=name)
+        assert again["choices"] == first["choices"]
+        counts = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, again)]
+        assert counts == [0, first["usage"]["prompt_tokens"] - 1]
+        later = ShownQuestion((*question.parts, " and now?"))
+        found, whole = ask(served, later, cache_salt=name), ask(served, later, cache_salt=f"{name} whole")
+        assert found["choices"] == whole["choices"]
+        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        shared = first["usage"]["prompt_tokens"] - 16
+        assert shared - 32 < cached and whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    said, _, *rest = QUESTIONS["images"].parts
+    other = ShownQuestion((said, picture(64, 96), *rest))
+    told = ask(served, other, cache_salt="images")
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] <= 16
+    assert told["choices"] == ask(served, other, cache_salt="another")["choices"]

@@ -57,9 +57,9 @@ class MediaPrompt:
         return self.length if self.arrived == len(self.places) else self.places[self.arrived]
 
     def ready(self, start: int, stop: int) -> int:
-        if start >= self.length or self.arrived == len(self.places):
-            return stop - start
-        return max(0, min(stop, self.known) - start)
+        # The first row from there on that is missing: one before it may be in a cache.
+        missing = max(self.arrived, bisect_left(self.places, start))
+        return min(stop, self.places[missing]) - start if missing < len(self.places) else stop - start
 
     @torch.inference_mode()
     def push(self, rows: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.errors import RequestError
-from pontil.runtime.stages.graph.medium import MEDIA, MEDIA_UNIT, Medium, media_of
+from pontil.runtime.stages.graph.medium import ENCODER, MEDIA, MEDIA_UNIT, Medium, media_of
 from pontil.runtime.stages.nodes.log_mel import mel_filters
 from pontil.runtime.stages.nodes.node import TEXT, NodeInput, Pieces, TaskInput, WalkValues
 from pontil.runtime.stages.qwen3_omni.encoders.audio import AudioEncoder
@@ -66,6 +66,9 @@ class MediaNode:
         self.encoders, self.identity, self.kept = encoders, identity, KeptRows(most_kept)
 
     def begin(self, task: TaskInput) -> "Encoding":
+        told = task.options.get(ENCODER)
+        if isinstance(told, list | tuple) and list(told[:1]) != [self.identity]:
+            raise RequestError("the encoder has changed since the request came: try again", status=503)
         media, data = media_of(task.options), task.data or b""
         if unknown := sorted({one.kind for one in media} - self.encoders.keys()):
             raise RequestError(f"this model has no encoder of the kind {unknown[0]}")

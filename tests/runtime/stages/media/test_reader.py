@@ -138,7 +138,7 @@ def test_without_pillow_a_sentence_says_what_to_install(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("ids", [[5], [5, 2, 1], [1, 5], [1, 2, 2], [2, 1]])
 def test_marks_of_the_text_are_not_taken_for_media(ids: list[int]) -> None:
-    given = PromptMedia((Medium(SOUND, 3, 1), Medium(IMAGE, 4, 1, 2, 2)), b"", FORMS.marks)
+    given = PromptMedia((Medium(SOUND, 3, 1), Medium(IMAGE, 4, 1, 2, 2)), b"", FORMS.marks, ("00", "01"))
     assert given.expanded([5, 1, 6, 2, 7]) == [5, 1, 1, 1, 6, 2, 2, 2, 2, 7]
     with pytest.raises(RequestError, match="special token"):
         given.expanded(ids)

@@ -2,9 +2,7 @@
 """Prompts with images and recordings: the positions, the logits and the greedy answer of transformers."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +11,9 @@ from host_device import device_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omni_stages import BLOCKS, Passes
+from shown_prompts import MediaQuestion, marks, prompt_of
 from tiny import drain, rig, sequence
-from tiny_omni import OmniPair, omni_tokenizer
+from tiny_omni import OmniPair
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -24,105 +23,19 @@ from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.media_rows import MediaRows
-from pontil.runtime.models.weights import Weights
-from pontil.runtime.stages.graph.medium import IMAGE, MEDIA_UNIT, SOUND, Medium
+from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND, Medium
 from pontil.runtime.stages.graph.stream_buffer import StreamFault
-from pontil.runtime.stages.qwen3_omni.directory import PartCheckpoint
 from pontil.runtime.stages.qwen3_omni.encoders.config import read_sections
-from pontil.runtime.stages.qwen3_omni.encoders.loading import load_audio_encoder, load_vision_encoder
-from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import MediaPrompt, OmniMedia
+from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import MediaPrompt
 from pontil.runtime.stages.qwen3_omni.encoders.positions import (
     ImagePlace,
     ThreeWayRotary,
     answer_shift,
     rotary_positions,
 )
+from pontil.runtime.stages.worker.streamed_media import name_media
 
 COUNT = 8
-
-
-def read(checkpoint: PartCheckpoint, part: str) -> Weights:
-    return Weights(checkpoint.tensors(), torch.device("cpu"), torch.float32)
-
-
-def id_of(mark: str) -> int:
-    found: int = omni_tokenizer().get_vocab()[mark]
-    return found
-
-
-@dataclass
-class MediaQuestion:
-    """A prompt of text (a number of ids), recordings (frames) and images (patches in a line and in a column), as both
-    implementations take it."""
-
-    prompt: list[int]
-    features: list[Tensor]
-    images: list[tuple[Tensor, tuple[int, int, int]]]
-    order: str
-
-    @classmethod
-    def of(cls, *parts: int | tuple[str, int] | tuple[int, int]) -> "MediaQuestion":
-        asked = cls([], [], [], "")
-        generator = torch.Generator().manual_seed(len(parts))
-        for part in parts:
-            if isinstance(part, int):
-                asked.prompt += torch.randint(0, 200, (part,), generator=generator).tolist()
-            elif part[0] == "sound":
-                frames = int(part[1])
-                asked.features.append(torch.randn(16, frames, generator=generator))
-                asked.prompt += [id_of("<|audio_start|>"), *[id_of("<|audio_pad|>")] * (-(-frames // 8)), 5]
-                asked.order += "s"
-            else:
-                lines, columns = int(part[0]), int(part[1])
-                patches = torch.randn(lines * columns, 3 * 2 * 16 * 16, generator=generator)
-                asked.images.append((patches, (1, lines, columns)))
-                asked.prompt += [id_of("<|vision_start|>"), *[id_of("<|image_pad|>")] * (lines * columns // 4), 6]
-                asked.order += "i"
-        return asked
-
-    def for_transformers(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"input_ids": torch.tensor([self.prompt])}
-        found["attention_mask"] = torch.ones_like(found["input_ids"])
-        if self.images:
-            found["pixel_values"] = torch.cat([patches for patches, _ in self.images])
-            found["image_grid_thw"] = torch.tensor([grid for _, grid in self.images])
-        if self.features:
-            longest = max(one.shape[1] for one in self.features)
-            found["input_features"] = torch.stack(
-                [torch.nn.functional.pad(one, (0, longest - one.shape[1])) for one in self.features]
-            )
-            found["feature_attention_mask"] = torch.stack(
-                [(torch.arange(longest) < one.shape[1]).long() for one in self.features]
-            )
-        return found
-
-    def media(self, pair: OmniPair) -> list[tuple[Medium, Tensor]]:
-        hearing, seeing = load_audio_encoder(pair.path, read), load_vision_encoder(pair.path, read)
-        features, images = iter(self.features), iter(self.images)
-        found = list[tuple[Medium, Tensor]]()
-        for kind in self.order:
-            if kind == "s":
-                rows = hearing.encode(next(features))
-                found.append((Medium(SOUND, len(rows), 1), rows.unsqueeze(1)))
-            else:
-                patches, grid = next(images)
-                rows, deep = seeing.encode(patches, grid)
-                whole = torch.cat((rows.unsqueeze(1), deep.transpose(0, 1)), 1)
-                found.append((Medium(IMAGE, len(rows), 1, grid[1] // 2, grid[2] // 2), whole))
-        return found
-
-
-def marks() -> dict[str, int]:
-    return {SOUND: id_of("<|audio_pad|>"), IMAGE: id_of("<|image_pad|>")}
-
-
-def prompt_of(pair: OmniPair, model: Decoder, asked: MediaQuestion) -> MediaPrompt:
-    media = asked.media(pair)
-    prompt = OmniMedia(pair.path, model).begin(asked.prompt, [medium for medium, _ in media])
-    for _, rows in media:
-        for item in rows.split(MEDIA_UNIT):
-            prompt.push(item)
-    return prompt
 
 
 class MediaPasses(Passes):
@@ -213,8 +126,8 @@ def test_an_engine_answers_them_in_company(pair: OmniPair, library: KernelLibrar
 PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), st.sampled_from([2, 4, 8])))
 
 
-def test_an_image_is_not_taken_for_another_one_at_its_place(pair: OmniPair) -> None:
-    """Keys name the ids of a place, and not what is shown there."""
+def test_an_image_that_nobody_names_is_not_taken_for_another_one_at_its_place(pair: OmniPair) -> None:
+    """Ids name the place, and not what is shown there."""
     model = read_model(pair.path)
     assert isinstance(model, Decoder)
     asked = [MediaQuestion.of(20, (8, 8)), MediaQuestion.of(20, (8, 8))]
@@ -227,6 +140,7 @@ def test_an_image_is_not_taken_for_another_one_at_its_place(pair: OmniPair) -> N
         for number, one in enumerate(asked[-count:]):
             shown = sequence(f"a{number}", one.prompt, COUNT, temperature=0.0)
             shown.streams = StageStreams(media=prompt_of(pair, model, one))
+            name_media(shown.prefix, shown.prompt, {MEDIA: [["image", 16, 1, 4, 4]]}, shown.id)
             used.engine.add(shown)
             drain(used.engine)
             found.append(shown.output)
@@ -288,8 +202,8 @@ def small(ids: list[int]) -> MediaPrompt:
 
 def test_rows_can_be_computed_as_those_of_media_arrive() -> None:
     prompt = small(ids_of("xaaxiix"))
-    # Behind the prompt no row is one of media: its keys may come from another worker.
-    assert [prompt.ready(start, 9) for start in (0, 1, 6, 7)] == [1, 0, 0, 2]
+    # Behind the media no row is one of them: what is before may be in a cache, or come from another worker.
+    assert [prompt.ready(start, 9) for start in (0, 1, 3, 4, 6, 7)] == [1, 0, 1, 0, 3, 2]
     prompt.push(torch.ones(1, 1, 4))
     assert prompt.ready(0, 9) == 2 and prompt.ready(0, 1) == 1
     prompt.push(torch.ones(1, 1, 4))
