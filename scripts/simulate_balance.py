@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -112,7 +113,15 @@ def sums(kind: str, rows: Sequence[Row]) -> Row:
         "below_95": sum(row["balanced"] < 0.95 * row["best"] for row in rows),
         "better": sum(gain > 0 for gain in gains),
         "changes": round(fmean(len(row["changes"]) for row in rows), 2),
+        "most_changes": max(len(row["changes"]) for row in rows),
+        "most_turns": max(turns(row) for row in rows),
     }
+
+
+def turns(row: Row) -> int:
+    """Return how many changes went back from the one before."""
+    roles = [change.split()[1] for change in row["changes"]]
+    return sum(first != second for first, second in pairwise(roles))
 
 
 def has_failed(told: Row) -> bool:
