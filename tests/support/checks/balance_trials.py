@@ -15,12 +15,21 @@ from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, Pla
 
 # Workers of a site, those of them that compute prompts before roles follow, and the limits of its requests in
 # milliseconds.
-WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 150.0
+WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 300.0
 # Seconds of a phase, and the part of what the best split can do that is asked for.
-SECONDS, ASKED = 80.0, (0.5, 0.75)
-# Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens: a slow device has few
-# tokens to simulate.
-BASE, ROW, START, TOKEN = 100.0, 4.0, 40.0, 2.0
+SECONDS, ASKED = 60.0, (0.5, 0.75)
+# Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens, and the most of these:
+# a slow device has few tokens to simulate, which is nearly all that a trial takes.
+BASE, ROW, START, TOKEN, STEP_TOKENS = 200.0, 8.0, 80.0, 4.0, 128
+# Requests of a steady load that are enough.
+REQUESTS = 240
+# Factor on what a split has time for, above which it keeps no limits: phases begin and end, and rates are means.
+LOOSE = 1.2
+# The tokens of which prompts are made.
+WORDS = range(100, 40_000)
+# Tokens of prompts and answers while prompts are asked for and while answers are, and those of steady loads.
+PROMPTS, ANSWERS = (512, 8), (32, 80)
+STEADY_PROMPTS, STEADY_ANSWERS = (64, 128, 512), (4, 8, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +43,11 @@ class Phase:
 
 
 def slow_profile() -> DeviceProfile:
-    """Return a profile whose steps take 100 ms and 4 ms for each row that decodes, or 40 ms and 2 ms for each prompt
+    """Return a profile whose steps take 200 ms and 8 ms for each row that decodes, or 80 ms and 4 ms for each prompt
     token, whatever they read."""
-    small = small_profile(seats=32, interleaved_tokens=0)
+    small = small_profile(seats=32, step_tokens=STEP_TOKENS, interleaved_tokens=0, block_tokens=64, blocks=256)
     decode = ((float(rows), 0.0, 0.0, 0.0, BASE + ROW * rows) for rows in (1, 8, 32))
-    prompts = ((0.0, 0.0, float(tokens), 0.0, START + TOKEN * tokens) for tokens in (16, 64, 256))
+    prompts = ((0.0, 0.0, float(tokens), 0.0, START + TOKEN * tokens) for tokens in (8, 32, STEP_TOKENS))
     return DeviceProfile(small.about, small.sizes, StepTimes((*decode, *prompts), small.times.pulls), small.host)
 
 
@@ -69,7 +78,7 @@ def moments(phases: Sequence[Phase], chance: random.Random) -> Iterator[tuple[fl
 def asked(phase: Phase, chance: random.Random) -> Asked:
     """Return a prompt and the tokens of its answer, each from half to one and a half of the phase's."""
     prompt, answer = (max(1, round(mean * chance.uniform(0.5, 1.5))) for mean in (phase.prompt, phase.answer))
-    return [chance.randrange(100, 40_000) for _ in range(prompt)], answer
+    return chance.choices(WORDS, k=prompt), answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def kept(one: PlannedRequest) -> bool:
 
 def outcome(prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool, disagg: Disagg = "auto") -> Balanced:
     """Run a load on so many prefill workers, the others decode; where they `balance`, these are the first roles."""
-    options: dict[str, Any] = {"ttft_limit": TTFT, "tpot_limit": TPOT, "balance": "auto"} if balance else {}
+    options: dict[str, Any] = {"ttft_limit": TTFT, "tpot_limit": TPOT, "balance": "auto" if balance else "none"}
     site = PlannedSite(PlannedTopology(prefill, WORKERS - prefill, 0, disagg), MODEL.get(), seed, options)
     report = ShiftingTrial(site, phases, seed).run()
     assert not site.world.failures, site.world.failures
@@ -120,10 +129,13 @@ MODEL = KeptModel()
 
 def capacity(prompt: int, answer: int, prefill: int) -> float:
     """Return the requests per second that a split has time for, within the limit per token."""
-    rows = (TPOT - BASE) / ROW
-    computing = (START * ceil(prompt / 256) + TOKEN * prompt) / 1e3
-    drawing = answer * TPOT / 1e3 / rows
-    return min(prefill / computing, (WORKERS - prefill) / drawing)
+    computing = (START * ceil(prompt / STEP_TOKENS) + TOKEN * prompt) / 1e3
+    return min(prefill / computing, drawn(answer, prefill))
+
+
+def drawn(answer: int, prefill: int) -> float:
+    """Return the answers per second that a split has time for, within the limit per token."""
+    return (WORKERS - prefill) * (TPOT - BASE) / ROW / (answer * TPOT / 1e3)
 
 
 def likeliest(phases: Sequence[Phase]) -> list[int]:
@@ -135,6 +147,14 @@ def likeliest(phases: Sequence[Phase]) -> list[int]:
     return sorted(range(1, WORKERS), key=worst, reverse=True)
 
 
+def most_kept(prefill: int, phases: Sequence[Phase]) -> float:
+    """Return a share of requests that a split does not exceed: those of whose answers its decode workers have time for
+    `LOOSE` times as many. Prompts are no bound, as these workers help to compute them."""
+    asked = sum(phase.rate * phase.seconds for phase in phases)
+    able = (min(phase.rate, LOOSE * drawn(phase.answer, prefill)) * phase.seconds for phase in phases)
+    return sum(able) / asked
+
+
 def best_rate(prompt: int, answer: int) -> float:
     return max(capacity(prompt, answer, prefill) for prefill in range(1, WORKERS))
 
@@ -144,13 +164,15 @@ def shifting(seed: int) -> list[Phase]:
     it can do."""
     chance = random.Random(f"shift {seed}")
     prompts, answers = (
-        Phase(SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths) for lengths in ((1024, 16), (64, 160))
+        Phase(SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths) for lengths in (PROMPTS, ANSWERS)
     )
     return [prompts, answers, prompts] if seed % 2 else [answers, prompts, answers]
 
 
 def steady(seed: int) -> list[Phase]:
-    """Return one load of some kind for all the time, for which some split is the best."""
+    """Return one load of some kind for all the time, for which some split is the best: the longer the fewer requests
+    it has in a second."""
     chance = random.Random(f"steady {seed}")
-    lengths = chance.choice((64, 256, 1024)), chance.choice((4, 16, 64))
-    return [Phase(2 * SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths)]
+    lengths = chance.choice(STEADY_PROMPTS), chance.choice(STEADY_ANSWERS)
+    rate = chance.uniform(*ASKED) * best_rate(*lengths)
+    return [Phase(max(SECONDS, min(2 * SECONDS, REQUESTS / rate)), rate, *lengths)]

@@ -19,7 +19,7 @@ def test_roles_follow_a_load_that_shifts_and_nobody_notices() -> None:
     """Prompts want a third prefill worker, answers a third that decodes; requests in flight stay where they are."""
 
     def work() -> dict[str, Any]:
-        phases = [Phase(9.0, 1.7, 768, 2), Phase(18.0, 2.4, 16, 24)]
+        phases = [Phase(9.0, 1.7, 384, 2), Phase(18.0, 2.4, 8, 12)]
         return asdict(outcome(2, phases, 1, balance=True, disagg="always"))
 
     told = in_virtual_time(work)
