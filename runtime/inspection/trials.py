@@ -13,7 +13,7 @@ from typing import TypeVar
 from pontil.runtime.chat.chat_template import ChatTemplate
 from pontil.runtime.errors import ModelError, PontilError
 from pontil.runtime.foundation.draft_names import MTP
-from pontil.runtime.loaders.builtin import is_hub_id, local_model
+from pontil.runtime.loaders.builtin import local_model, source_of
 from pontil.runtime.loaders.builtin_models import BUILTINS
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier
 from pontil.runtime.loaders.config import is_encoder, read_config
@@ -60,7 +60,7 @@ class TriedDecoder:
 
 def is_known(name: str) -> bool:
     """Return whether a model that is not here can be fetched by its name."""
-    return name in BUILTINS or (is_hub_id(name) and not Path(name).exists())
+    return source_of(name) is not None
 
 
 def try_decoder(path: Path, trials: PartTrials) -> TriedDecoder:
