@@ -37,7 +37,7 @@ ASKED: Asked = (
 CASES = [f"{name} by kernels" for name in HYBRIDS] + [*HYBRIDS]
 USUAL = {"qwen3_5_text by kernels", "granitemoehybrid by kernels", "bamba"}
 
-# What is behind an answer: the bytes of its full blocks, and the states of its last one.
+# Left behind by an answer: the bytes of its full blocks, and the states of its last one.
 Behind = tuple[list[torch.Tensor], torch.Tensor]
 
 
@@ -125,7 +125,7 @@ def test_guesses_from_repeated_text(model: Model) -> None:
 
 
 def test_an_end_within_right_guesses_leaves_its_own_states(model: Model) -> None:
-    """What follows an end was guessed right, and is no part of the answer: the next turn does not find it."""
+    """Guesses behind an end are right and no part of the answer: the next turn does not find them."""
     plain, _ = answered(rig(model), asked(ASKED[:1]))
     full = plain["before"]
 
