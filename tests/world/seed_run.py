@@ -89,6 +89,7 @@ class SeedRun:
         plan = self.plan = with_followed(plan.drawn(world.random("site")), world.random("followed"))
         plan = self.plan = with_adapters(plan, world.random("adapters/plan"), model)
         enter(world, folder)
+        world.unnoted = plan.adapter_folder.encode()
         world.network.jitter = shape.jitter
         queues = world.random("queues")
         is_short = queues.random() < SHORT_QUEUES

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The world of a seed: virtual time (runtime/wire/simulated/virtual_time.py), with what only seeds have."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from pontil.runtime.wire.simulated import virtual_time
@@ -31,6 +32,13 @@ class SeededWorld(virtual_time.VirtualWorld):
         # The processes of workers whose model is wrong (gates.py).
         self.wrong: set[WorldProcess] = set()
         self.violations: list[str] = []
+        # The path of a folder that messages name, and that is another one in every run.
+        self.unnoted = b""
+
+    def note_message(self, sender: str, target: str, parts: Sequence[bytes]) -> None:
+        if self.unnoted:
+            parts = [part.replace(self.unnoted, b"") for part in parts]
+        super().note_message(sender, target, parts)
 
     def of_the_day(self) -> float:
         own = 0.0 if self.current is None or not self.jumps_of else self.jumps_of.get(self.current.name, 0.0)

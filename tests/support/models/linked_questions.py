@@ -39,7 +39,7 @@ def check_linked(served: Served, host: PictureOrigin) -> None:
     ]
     asked: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0}
     chat = answered(served, "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]} | asked)
-    assert (chat["choices"], chat["usage"]) == (sent["choices"], sent["usage"]) and details["image_tokens"] > 0
+    assert chat["choices"] == sent["choices"] and counts(chat) == counts(sent) and details["image_tokens"] > 0
     shown = [
         {"type": "input_image", "image_url": url} if url else {"type": "input_text", "text": part}
         for part, url in pairs
@@ -62,12 +62,21 @@ def check_linked(served: Served, host: PictureOrigin) -> None:
     turn = {"messages": [{"role": "user", "content": blocks}]}
     message = answered(served, "/v1/messages", turn | asked)
     assert message["content"][0]["text"] == text
-    assert message["usage"]["input_tokens"] == sent["usage"]["prompt_tokens"]
+    # The pictures are a part of the prefix: what was sent before is found by those that are fetched.
+    cached = message["usage"]["cache_read_input_tokens"]
+    assert cached > details["image_tokens"]
+    assert message["usage"]["input_tokens"] + cached == sent["usage"]["prompt_tokens"]
     assert answered(served, "/v1/messages/count_tokens", turn) == {"input_tokens": sent["usage"]["prompt_tokens"]}
     assert SECRET not in served.output.read_text()
     with closing(sqlite3.connect(served.usage_log)) as log:
         rows = log.execute("SELECT image_tokens FROM requests WHERE stage IS NULL ORDER BY arrived DESC LIMIT 4")
         assert rows.fetchall() == [(details["image_tokens"],)] * 4, "of chat, responses and message alike"
+
+
+def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
+    usage = answer["usage"]
+    images = usage["prompt_tokens_details"]["image_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"], images
 
 
 def asking(url: str) -> dict[str, Any]:
