@@ -174,7 +174,7 @@ class PlannerBench:
             alone = self.predict(topology, REFERENCE)
             words = [*self.filled(f"{topology.launch} {topology.both}"), "--no-lend-cores"]
             with launched([*words, "--model", self.given.model]) as launch:
-                target = BenchTarget(launch.url, self.given.model)
+                target = BenchTarget(launch.url, name_at(launch.url))
                 asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
                 for load in loads:
                     runs = list(self.runs(launch, target, LOADS[load], alone))
@@ -258,6 +258,12 @@ class SeenRun:
     figures: Figures
     others: float
     slowdown: float
+
+
+def name_at(url: str) -> str:
+    """Return the name of the model that a launch serves: that of a file is not its path."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=TIMEOUT) as answer:
+        return str(json.load(answer)["data"][0]["id"])
 
 
 async def one_run(target: BenchTarget, questions: Iterator[Question], load: CaseLoad) -> Figures:
