@@ -40,6 +40,11 @@ class AdapterBook:
         change = self.changes.get(name)
         return before if change is None else change.digest or None
 
+    def directory_of(self, name: str) -> str:
+        """Return the directory of the adapter for which a name stands since a change; empty where there was none."""
+        change = self.changes.get(name)
+        return "" if change is None else change.directory
+
     def named(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all names, where these were there when the launch began."""
         kept = {name: digest for name, digest in before.items() if name not in self.changes}
