@@ -58,7 +58,8 @@ class ServedModel:
         if name is None or name == self.name:
             return None
         if (digest := self.digest_of(name)) is not None:
-            return ChosenAdapter(name, digest)
+            came_later = self.key is None
+            return ChosenAdapter(name, digest, self.proxy.adapters.book.directory_of(name) if came_later else "")
         check_name(self.proxy.config, name, self.name, self.adapters)
         return None
 

@@ -85,10 +85,14 @@ class AdapterRoutes:
         except ModelError as error:
             raise RequestError(str(error), param="lora_path") from None
         self.check_new(name, in_place=told["load_inplace"])
-        adapters.load(name, digest, directory)
-        await self.until(lambda: adapters.is_served(name, digest) or self.has_failed(name, digest))
+        change = adapters.load(name, digest, directory)
+        await self.until(
+            name,
+            lambda: adapters.stands(name, change),
+            lambda: adapters.is_served(name, digest) or self.has_failed(name, digest),
+        )
         if (reason := adapters.failure(name, digest)) is not None:
-            adapters.unload(name)
+            adapters.retract(name, change)
             raise RequestError(reason, param="lora_path")
         if not adapters.is_served(name, digest):
             raise Unavailable(f"not all workers have loaded it within {LOADED_WITHIN:.0f} s: they go on")
@@ -101,8 +105,10 @@ class AdapterRoutes:
         if adapters.book.digest_of(name, adapters.before.get(name)) is None:
             raise RequestError(f"there is no adapter {name!r:.140}", status=404, param="lora_name", code="not_found")
         adapters.check_workers()
-        adapters.unload(name)
-        await self.until(lambda: adapters.is_gone(name))
+        change = adapters.unload(name)
+        await self.until(name, lambda: adapters.stands(name, change), lambda: adapters.is_gone(name, change))
+        if not adapters.is_gone(name, change):
+            raise Unavailable(f"not all workers have unloaded it within {LOADED_WITHIN:.0f} s: they go on")
         return text(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def read(self, request: Request, table: ParameterTable) -> dict[str, Any]:
@@ -119,8 +125,10 @@ class AdapterRoutes:
     def has_failed(self, name: str, digest: str) -> bool:
         return self.adapters.failure(name, digest) is not None
 
-    async def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the workers, for a time."""
+    async def until(self, name: str, stands: Callable[[], bool], is_done: Callable[[], bool]) -> None:
+        """Wait for the workers, for a time. Raises Unavailable once the change does not stand: another one counts."""
         end = time.monotonic() + LOADED_WITHIN
-        while not is_done() and time.monotonic() < end:
+        while stands() and not is_done() and time.monotonic() < end:
             await asyncio.sleep(LOOK)
+        if not stands():
+            raise Unavailable(f"another change of {name} was made meanwhile, and counts: see what it is now, try again")

@@ -25,6 +25,14 @@ class AdapterChange:
     directory: str
 
 
+def told(message: AdapterTable | AdapterState) -> dict[str, AdapterChange]:
+    """Return the changes that a message tells, by name."""
+    return {
+        name: AdapterChange(number, message.digests.get(name, ""), message.directories.get(name, ""))
+        for name, number in message.changes.items()
+    }
+
+
 @dataclass(slots=True)
 class AdapterBook:
     """The last change of each name."""
@@ -40,6 +48,11 @@ class AdapterBook:
         change = self.changes.get(name)
         return before if change is None else change.digest or None
 
+    def directory_of(self, name: str) -> str:
+        """Return the directory of the adapter for which a name stands since a change; empty where there was none."""
+        change = self.changes.get(name)
+        return "" if change is None else change.directory
+
     def named(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all names, where these were there when the launch began."""
         kept = {name: digest for name, digest in before.items() if name not in self.changes}
@@ -47,11 +60,7 @@ class AdapterBook:
 
     def take(self, message: AdapterTable | AdapterState) -> list[str]:
         """Merge what another process knows. Return the names that changed."""
-        found = {
-            name: AdapterChange(number, message.digests.get(name, ""), message.directories.get(name, ""))
-            for name, number in message.changes.items()
-        }
-        return self.merge({name: one for name, one in found.items() if DIGEST.fullmatch(one.digest)})
+        return self.merge({name: one for name, one in told(message).items() if DIGEST.fullmatch(one.digest)})
 
     def merge(self, changes: Mapping[str, AdapterChange]) -> list[str]:
         newer = [name for name, one in changes.items() if name not in self.changes or one > self.changes[name]]
@@ -66,8 +75,9 @@ class AdapterBook:
         return min(gone, default=(0, None))[1]
 
     def lacks(self, message: AdapterTable | AdapterState) -> bool:
-        """Return whether the sender of this lacks a change that is known here."""
-        return any(message.changes.get(name, 0) < change.number for name, change in self.changes.items())
+        """Return whether the sender of this lacks a change that is known here, or takes another one for the last."""
+        theirs = told(message)
+        return any(name not in theirs or theirs[name] < change for name, change in self.changes.items())
 
     @property
     def fields(self) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:

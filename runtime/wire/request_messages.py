@@ -54,7 +54,8 @@ class Submit:
     Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
     the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation and
     `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
-    An `adapter` is named by the digest of its files; empty: the model is asked as it is.
+    An `adapter` is named by the digest of its files; empty: the model is asked as it is. Where it was loaded while the
+    launch runs, `adapter_directory` has them: the worker may have begun after its name was free.
 
     Where another router brings the two workers together, neither knows of the other's request. The phase "hold" does
     all of it, and keeps the prompt's blocks under `transfer_id` for whichever decode worker claims them. The phase
@@ -106,6 +107,7 @@ class Submit:
     peer_blocks: list[int] | None = None
     lease: dict[str, Any] | None = None
     adapter: str = ""
+    adapter_directory: str = ""
 
 
 @value(frozen=True, slots=True)

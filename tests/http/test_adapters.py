@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters as clients ask for them: by the name of a model, at every endpoint that generates."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,9 @@ def test_an_adapter_is_loaded_and_unloaded_in_all_workers(loading: Loading, tmp_
     assert load(made, "new", tmp_path / "adapters" / "one").body == b"Success: LoRA adapter 'new' added successfully."
     assert listed(made) == [*DIGESTS, "new"]
     assert made.complete(model="new").json["model"] == "new"
-    assert workers[1].worker.submits.get(timeout=30).adapter == one
+    sent = workers[1].worker.submits.get(timeout=30)
+    # Whoever takes it over may begin after the name is free.
+    assert (sent.adapter, sent.adapter_directory) == (one, str((tmp_path / "adapters" / "one").resolve()))
     assert load(made, "new", tmp_path / "adapters" / "two").json["error"]["code"] == "adapter_exists"
     # Another one in its place is asked for by its own digest, so that nothing of the old one is found.
     assert load(made, "new", tmp_path / "adapters" / "two", load_inplace=True).status == 200
@@ -240,6 +242,32 @@ def test_what_cannot_be_loaded_is_refused_and_nothing_is_lost(
     workers[0].worker.on_adapters = silent
     made.proxy.adapters.tell()
     eventually(lambda: listed(made) == [*DIGESTS, "slow"], "the slow one")
+
+
+def test_a_change_that_another_one_overtook_is_not_answered_as_made(loading: Loading, tmp_path: Path) -> None:
+    made, workers = loading
+    other = "ff" * 32
+
+    def overtaken(one: AdapterWorker) -> Callable[[AdapterTable], None]:
+        """Answer as a worker that was told, by another proxy, of a change with the same number."""
+        return lambda told: one.answer(
+            replace(told, digests=told.digests | {"new": other}, directories=told.directories | {"new": "/other"})
+        )
+
+    for one in workers:
+        one.worker.on_adapters = overtaken(one)
+    asks: tuple[Callable[[], HttpAnswer], ...] = (
+        lambda: load(made, "new", tmp_path / "adapters" / "one"),
+        lambda: unload(made, "new"),
+    )
+    for ask in asks:
+        answer = ask()
+        assert answer.status == 503 and "another change of new" in answer.json["error"]["message"], answer.body
+        eventually(lambda: listed(made) == [*DIGESTS, "new"], "the other one")
+        assert made.proxy.adapters.book.digest_of("new", None) == other
+    for one in workers:
+        one.worker.on_adapters = one.answer
+    assert unload(made, "new").status == 200 and listed(made) == list(DIGESTS)
 
 
 def test_adapters_are_loaded_only_where_the_launch_allows_it(

@@ -34,15 +34,19 @@ class KnownAdapters:
     by_digest: dict[str, KnownAdapter] = field(default_factory=dict)
     uses: int = 0
 
-    def learn(self, name: str, digest: str, directory: str) -> KnownAdapter:
-        """Have a name stand for an adapter from now on."""
+    def know(self, digest: str, directory: str) -> KnownAdapter:
+        """Know an adapter by its digest, whether or not a name stands for it."""
         if digest not in self.by_digest:
             taken = {one.used.number for one in self.by_digest.values()}
             number = next(number for number in range(len(taken) + 1) if number not in taken)
             self.by_digest[digest] = KnownAdapter(UsedAdapter(digest, number), directory)
-        self.by_name[name] = digest
-        self.by_digest[digest].directory = directory
         return self.by_digest[digest]
+
+    def learn(self, name: str, digest: str, directory: str) -> KnownAdapter:
+        """Have a name stand for an adapter from now on."""
+        one = self.know(digest, directory)
+        self.by_name[name], one.directory = digest, directory
+        return one
 
     def unname(self, name: str) -> None:
         """Have a name stand for nothing. Its adapter stays known until it is `retired`."""

@@ -90,11 +90,15 @@ class FleetAdapters:
         states = [self.states.get(worker.hello.sender) for worker in self.workers]
         return bool(states) and all(one is not None and one.loaded.get(name) == digest for one in states)
 
-    def is_gone(self, name: str) -> bool:
-        """Return whether no worker knows a name that was unloaded."""
-        change = self.book.changes.get(name)
+    def stands(self, name: str, change: AdapterChange) -> bool:
+        """Return whether a change counts. One that was made elsewhere and not heard of here may have its number, or a
+        higher one: then that one does, everywhere."""
+        return self.book.changes.get(name) == change
+
+    def is_gone(self, name: str, change: AdapterChange) -> bool:
+        """Return whether all workers know of a change by which a name was unloaded."""
         states = [self.states.get(worker.hello.sender) for worker in self.workers]
-        return change is None or all(one is None or one.changes.get(name, 0) >= change.number for one in states)
+        return all(one is not None and one.changes.get(name, 0) >= change.number for one in states)
 
     def lacking(self, digest: str) -> set[str]:
         """Return the workers that do not have an adapter in memory, where another one has."""
@@ -119,22 +123,29 @@ class FleetAdapters:
                 says = f"{worker.hello.name} loads no adapters while it runs"
                 raise RequestError(f"{says}: start all workers on cpu, and with --adapter-directory", status=409)
 
-    def load(self, name: str, digest: str, directory: str) -> None:
+    def load(self, name: str, digest: str, directory: str) -> AdapterChange:
         """Have a name stand for an adapter from now on, and all workers load it. Raises RequestError for too many."""
         if name not in self.book.changes and len(self.book.changes) >= MOST_NAMES:
             raise RequestError(f"there are {MOST_NAMES} adapters already: unload one first", status=409)
         LOG.info("the adapter %s is loaded from %s", name, directory)
-        self.change(name, AdapterChange(self.book.next_number, digest, directory))
+        return self.change(name, AdapterChange(self.book.next_number, digest, directory))
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str) -> AdapterChange:
         """Have a name stand for nothing from now on. Requests that use its adapter go on."""
         LOG.info("the adapter %s is unloaded", name)
-        self.change(name, AdapterChange(self.book.next_number, "", ""))
+        return self.change(name, AdapterChange(self.book.next_number, "", ""))
 
-    def change(self, name: str, change: AdapterChange) -> None:
+    def retract(self, name: str, change: AdapterChange) -> None:
+        """Unload what a change was to load. Whoever has loaded something else after it has a number as high, which
+        counts more than an unload of that number."""
+        LOG.info("the adapter %s is not loaded", name)
+        self.change(name, AdapterChange(change.number + 1, "", ""))
+
+    def change(self, name: str, change: AdapterChange) -> AdapterChange:
         self.book.merge({name: change})
         self.served.pop(name, None)
         self.tell()
+        return change
 
     def tell(self) -> None:
         for worker in self.registry.generating.workers:

@@ -120,6 +120,7 @@ def submits(
         "sampling": request.params.to_wire(),
         "cache_salt": request.ticket.cache_salt,
         "adapter": request.ticket.adapter_digest,
+        "adapter_directory": "" if request.ticket.adapter is None else request.ticket.adapter.directory,
         "priority": request.share.place(request.ticket.place),
         "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,

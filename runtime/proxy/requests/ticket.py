@@ -59,10 +59,12 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
-    """The adapter that a request asks for: its name, and the digest of its files."""
+    """The adapter that a request asks for: its name, the digest of its files, and the directory that has them, where it
+    came while the launch runs: a worker that begins after the name is free knows it by these."""
 
     name: str
     digest: str
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

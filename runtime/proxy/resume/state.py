@@ -6,7 +6,7 @@ proxy's attempts generated stays in that one's books; this one's entry repeats i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from pontil.runtime.accounting.counts import WHOLE, Usage
@@ -39,7 +39,7 @@ def head_of(request: Request) -> dict[str, Any]:
         "prompt": request.prompt,
         "params": request.params.to_wire(),
         "salt": request.ticket.cache_salt,
-        "adapter": request.ticket.adapter and [request.ticket.adapter.name, request.ticket.adapter.digest],
+        "adapter": request.ticket.adapter and list(astuple(request.ticket.adapter)),
         "priority": request.ticket.place,
         "caller": request.ticket.caller,
         "arrived": request.times.arrived,

@@ -261,6 +261,7 @@ class Worker(Workload):
         self.machine.driver.flush()
 
     def submit(self, message: Submit, now: float) -> None:
+        self.adapters.meet(message)
         try:
             request = self.stage.make_request(message)
             if not self.machine.scheduler.fits(request.sequence):

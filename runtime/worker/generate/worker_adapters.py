@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.wire.adapter_book import AdapterBook
-from pontil.runtime.wire.messages import AdapterState, AdapterTable
+from pontil.runtime.wire.adapter_book import DIGEST, AdapterBook
+from pontil.runtime.wire.messages import AdapterState, AdapterTable, Submit
 from pontil.runtime.worker.adapters.adapter_parts import AdapterParts
 from pontil.runtime.worker.adapters.adapter_reader import AdapterReader
 from pontil.runtime.worker.generate.adapter_loads import AdapterLoads
@@ -52,6 +52,16 @@ class WorkerAdapters:
             else:
                 self.loads.known.unname(name)
         self.loads.changed = True
+
+    def meet(self, submit: Submit) -> None:
+        """Know the adapter of a request that was sent with the directory of its files: its name may have been free, or
+        another one's, before this worker began."""
+        digest, directory, known = submit.adapter, submit.adapter_directory, self.loads.known
+        if digest in known.by_digest or not directory:
+            return
+        if digest and DIGEST.fullmatch(digest) and self.may_read(directory):
+            known.know(digest, directory)
+            known.use(digest)
 
     def may_read(self, directory: str) -> bool:
         path = Path(directory).resolve()

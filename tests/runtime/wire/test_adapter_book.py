@@ -44,6 +44,9 @@ def test_a_message_tells_all_of_a_book_and_who_lacks_some_is_noticed() -> None:
     assert book.lacks(AdapterTable("w", "p", *other.fields))
     assert other.take(told) == ["sql"] and other == book and other.take(told) == []
     assert not book.lacks(AdapterTable("w", "p", *other.fields))
+    # Of two changes with one number, the sender may have the one that does not count.
+    tied = AdapterBook({"sql": AdapterChange(CHANGES[0].number, "", "")})
+    assert book.lacks(AdapterTable("w", "p", *tied.fields)) and not tied.lacks(told)
     # No other text is taken for a digest.
     assert (
         other.take(AdapterTable("p", "w", {"bad": 9}, {"bad": "../x"}, {"bad": "/"})) == []

@@ -13,7 +13,7 @@ from pontil.runtime.engine.sequences import known_adapters
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError
 from pontil.runtime.models.adapters import ModelAdapters
-from pontil.runtime.wire.messages import AdapterState, AdapterTable
+from pontil.runtime.wire.messages import AdapterState, AdapterTable, Submit
 from pontil.runtime.worker.adapters import adapter_reader
 from pontil.runtime.worker.adapters.adapter_parts import AdapterParts
 from pontil.runtime.worker.adapters.adapter_reader import AdapterJob, AdapterReader
@@ -219,3 +219,21 @@ def test_a_proxy_is_told_what_became_of_its_changes(made: Callable[[int | None],
     adapters.take(table(x=(4, "")))
     adapters.tick(loads.used)
     assert link.sent[-1].changes["x"] == 4 and not link.sent[-1].loaded and not link.sent[-1].memory
+
+
+def test_a_request_brings_the_adapter_that_no_name_stands_for_any_more(made: Callable[[int | None], Loads]) -> None:
+    loads = made(None)
+    loads.known.by_name.clear()
+    loads.known.by_digest.clear()
+    adapters = WorkerAdapters("w", cast(ProxyLinks, SimpleNamespace(links=[])), loads.loads, ("/a", "/b"))
+    digests = {"": "", "x": "../x"} | DIGESTS
+    for name, directory in (("a", "/a"), ("b", ""), ("c", "/c"), ("d", "/a/../d"), ("", "/a"), ("x", "/a")):
+        adapters.meet(Submit("p", "w", "r", 1, [5], {}, adapter=digests[name], adapter_directory=directory))
+    assert loads.known.by_digest.keys() == {DIGESTS["a"]}
+    loads.ask("a")
+    assert loads.turn() == "a" and not loads.known.by_name
+    loads.loads.retire(loads.used)
+    assert loads.memory == "a"
+    loads.running.clear()
+    loads.loads.retire(loads.used)
+    assert loads.memory == ""

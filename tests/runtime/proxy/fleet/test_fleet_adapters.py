@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of adapters through proxies that have not heard of each other: all end with one, none is lost unsaid."""
+
+from types import SimpleNamespace
+from typing import cast
+
+from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.wire.adapter_book import AdapterChange
+
+LOW, HIGH = "1c" * 32, "5a" * 32
+
+
+def proxy(name: str) -> FleetAdapters:
+    """Return what a proxy without workers knows of adapters."""
+    registry = cast(Registry, SimpleNamespace(generating=SimpleNamespace(workers=[], available=[])))
+    return FleetAdapters(name, registry, lambda message: True, (), may_load=True)
+
+
+def test_of_two_changes_with_one_number_the_proxy_of_the_lost_one_knows() -> None:
+    one, two = proxy("p"), proxy("q")
+    kept, lost = one.load("sql", HIGH, "/high"), two.load("sql", LOW, "/low")
+    assert kept.number == lost.number and one.stands("sql", kept) and two.stands("sql", lost)
+    one.book.merge(two.book.changes)
+    two.book.merge(one.book.changes)
+    assert one.stands("sql", kept) and two.stands("sql", kept) and not two.stands("sql", lost)
+    # Once it was heard of, the next change counts.
+    gone = two.unload("sql")
+    one.book.merge(two.book.changes)
+    assert one.stands("sql", gone) and one.book.named({}) == {}
+
+
+def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
+    one = proxy("p")
+    change = one.load("sql", HIGH, "/high")
+    for number in range(3):
+        one.load(f"more{number}", HIGH, "/high")
+    # By a proxy that knew of the change, and not of the other names.
+    later = AdapterChange(change.number + 1, LOW, "/low")
+    one.book.merge({"sql": later})
+    one.retract("sql", change)
+    assert one.stands("sql", later)
