@@ -13,7 +13,7 @@ import pytest
 import torch
 from effort import by_default, is_long
 from linked_questions import check_leaving, check_linked, check_refusals
-from media_questions import check_answers, check_next_turns, check_other_forms, let_see
+from media_questions import check_answers, check_choices, check_next_turns, check_other_forms, let_see
 from oracle import settled, steady
 from picture_origin import PictureOrigin, picture_host
 from served import Served, launched, wait_for
@@ -129,6 +129,11 @@ def test_recordings_and_images_are_answered_as_by_transformers(pair: "OmniPair",
 
 def test_a_next_turn_finds_what_was_seen_and_heard(site: Served) -> None:
     check_next_turns(site)
+    settled(site)
+
+
+def test_several_answers_about_what_was_seen_and_heard(site: Served) -> None:
+    check_choices(site)
     settled(site)
 
 

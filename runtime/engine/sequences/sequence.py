@@ -272,6 +272,8 @@ class Sequence:
             blocks=list(self.blocks),
             state=self.state,
             drafting=self.drafting.fork(),
+            # Where there are several choices these are the media of their prompt, which all of them read.
+            streams=self.streams,
         )
 
     def advance(self, end: int) -> int:

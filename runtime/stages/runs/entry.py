@@ -103,9 +103,9 @@ class RunEntry:
         later: tuple[GraphNode, ...],
     ) -> StageRun:
         graph, given = self.graph, dict[str, bytes]()
-        if params.n != 1:
-            says = f"n is {params.n}, but an answer with audio, or about media, has one choice: ask for n 1"
-            raise RequestError(says, param="n")
+        if later and params.n != 1:
+            # Their items are those of one sequence; a prompt's media are of all of its choices.
+            raise RequestError(f"n is {params.n}, but an answer with audio has one choice: ask for n 1", param="n")
         if media is not None and graph.encoder is not None:
             later, given = (graph.node(graph.encoder), *later), {graph.encoder: media}
             options = {**options, ENCODER: self.encoder_of(graph.encoder)}

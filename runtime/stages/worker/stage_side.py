@@ -3,12 +3,12 @@
 
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequences.sequence import FinishReason
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.engine.sequences.streamed import PositionAngles
 from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
@@ -29,7 +29,7 @@ from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
 from pontil.runtime.worker.start.assembly import WorkerResources
 
-ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+ENDED = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class IdStream(Protocol):
@@ -57,7 +57,7 @@ class PreparedPart:
 
 @dataclass(slots=True)
 class StageRequest:
-    """A request of a run: what flows into its sequence and out of it."""
+    """A request of a run: what flows into its sequences and out of them, and the `ends` of those that ended here."""
 
     request: WorkerRequest
     part: GraphPart
@@ -65,6 +65,7 @@ class StageRequest:
     ids: IdStream | None = None
     rows: StreamRows | None = None
     media: StreamedMedia | None = None
+    ends: set[FinishReason] = field(default_factory=set)
     is_done: bool = False
 
     @property
@@ -148,7 +149,9 @@ class StageSide:
     def check_answer(self, submit: Submit, part: GraphPart) -> None:
         """Raise RequestError where the ids to be streamed once more cannot be an answer of this stage."""
         ids = part.answer or tuple(submit.delivered[0] if submit.delivered else ())
-        known = all(token < self.machine.config.vocab_size for token in ids) and submit.sampling.get("n", 1) == 1
+        known = all(token < self.machine.config.vocab_size for token in ids)
+        if submit.sampling.get("n", 1) != 1 and (part.outputs or self.parts.talker is not None):
+            raise RequestError("the items between two stages are those of one choice: ask for n 1")
         framed = self.parts.talker is None or tuple([frame[0] for frame in submit.frames if frame]) == ids
         if not known or not framed or (part.positions or 0) > len(submit.prompt):
             raise RequestError("the answer to go on from is not one of this stage")
@@ -215,11 +218,8 @@ class StageSide:
 
     def open_rows(self, stage: StageRequest, edge: str, prepared: PreparedPart) -> None:
         """Open the edge that gives rows of a sequence, all of them or those of media in its prompt."""
-        sequence, receives, open_input = (
-            stage.request.sequence,
-            is_receiver(stage.request),
-            partial(self.open_input, stage, edge),
-        )
+        sequence, receives = stage.request.sequence, is_receiver(stage.request)
+        open_input = partial(self.open_input, stage, edge)
         if prepared.media is not None:
             stage.media = StreamedMedia(prepared.media, open_input, receives)
             sequence.streams = replace(sequence.streams, media=stage.media)
@@ -234,14 +234,9 @@ class StageSide:
         only its part (E4)."""
         connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
         request, buffer = stage.request, StreamBuffer(connection, last, hosted)
+        part, awaits = replace(stage.part, walks=tuple(hosted or ())), is_receiver(request) and hosted is not None
         self.ports.open_input(
-            request.request_id,
-            request.attempt,
-            replace(stage.part, walks=tuple(hosted or ())),
-            edge,
-            buffer,
-            time.monotonic(),
-            awaits_handoff=is_receiver(request) and hosted is not None,
+            request.request_id, request.attempt, part, edge, buffer, time.monotonic(), awaits_handoff=awaits
         )
         return buffer
 
@@ -251,7 +246,7 @@ class StageSide:
         request = stage.request
         stage.ids.take(0, list(stage.part.answer), request.submit.frames)
         stage.ids.finish()
-        self.tell(stage, done=True)
+        self.tell(stage, request.sequence, done=True)
         self.link.send(
             Tokens(
                 self.incarnation, request.proxy, request.request_id, request.attempt, 0, [], finish_reason="length",
@@ -280,31 +275,38 @@ class StageSide:
         for running in self.open.values():
             if running.rows is not None:
                 running.rows.record(running.request.sequence.computed)
+        last_outputs = dict[str, Output]()
         for output in outputs:
             if (stage := self.open.get(output.sequence.id)) is None:
                 continue
             if stage.ids is not None and not stage.request.hands_over:
                 stage.ids.take(output.index, output.ids, output.frames)
-            if output.finish in ENDED:
-                self.finish(stage, output)
-            elif output.finish is FinishReason.HANDED_OVER:
-                # The worker that goes on makes the states after the prompt, and all items of ids.
-                for writer in stage.writers:
-                    writer.stream.hand_over(writer.index)
-                self.tell(stage, done=False)
+            if output.finish is not None:
+                stage.ends.add(output.finish)
+                last_outputs[output.sequence.id] = output
+        for key, output in last_outputs.items():
+            if key not in self.machine.engine.sequences:
+                self.conclude(self.open[key], output)
         self.ports.send(now)
 
-    def finish(self, stage: StageRequest, output: Output) -> None:
-        if stage.ids is not None:
-            stage.ids.take(output.index, output.ids, output.frames)
-            stage.ids.finish()
-        if stage.states is not None:
-            stage.states.finish()
-        stage.is_done = True
-        self.tell(stage, done=True)
+    def conclude(self, stage: StageRequest, output: Output) -> None:
+        """End the streams of a request whose last choice here has ended: another worker may go on with some."""
+        if FinishReason.HANDED_OVER in stage.ends:
+            # That worker makes the states after the prompt, and all items of ids.
+            for writer in stage.writers:
+                writer.stream.hand_over(writer.index)
+            self.tell(stage, output.sequence, done=False)
+        elif stage.ends <= ENDED:
+            if stage.ids is not None:
+                stage.ids.take(output.index, output.ids, output.frames)
+                stage.ids.finish()
+            if stage.states is not None:
+                stage.states.finish()
+            stage.is_done = True
+            self.tell(stage, output.sequence, done=True)
 
-    def tell(self, stage: StageRequest, *, done: bool) -> None:
-        """Report to the proxy how far the stage is (E5)."""
+    def tell(self, stage: StageRequest, sequence: Sequence, *, done: bool) -> None:
+        """Report to the proxy how far the stage is, of whose choices this one came furthest (E5)."""
         request, buffer = stage.request, stage.buffer
         self.link.send(
             PassDone(
@@ -313,7 +315,7 @@ class StageSide:
                 request.request_id,
                 request.attempt,
                 self.node.name,
-                self.walk_of(stage),
+                self.walk_of(stage, sequence),
                 produced={writer.edge: writer.index for writer in stage.writers},
                 token_counts={writer.edge: writer.totals().token_counts[writer.edge] for writer in stage.writers},
                 next_index={} if buffer is None else dict.fromkeys(stage.part.inputs, buffer.next_index),
@@ -322,10 +324,10 @@ class StageSide:
             )
         )
 
-    def walk_of(self, stage: StageRequest) -> str:
+    def walk_of(self, stage: StageRequest, sequence: Sequence) -> str:
         """Return the walk that ran last: that of the items of the last rows; of a stage that moves by itself, that of
         its prompt until a token behind it was computed."""
-        partition, sequence = self.model.graph.partition(self.node.name), stage.request.sequence
+        partition = self.model.graph.partition(self.node.name)
         if partition.is_driven:
             ran = None if stage.rows is None else stage.rows.buffer.ran.walk
             return ran or str(partition.last_walk)

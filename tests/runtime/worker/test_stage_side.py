@@ -31,9 +31,7 @@ class StagedWorker:
         """Submit a request; return what was answered, once it has ended."""
         message = Submit(self.proxy.incarnation, self.worker.incarnation, run, 0, PROMPT, params.to_wire(), graph=part)
         assert self.proxy.server.send(message)
-        self.proxy.turn_until(lambda: run in self.proxy.answers and bool(
-            self.proxy.answers[run].failures or self.proxy.answers[run].finished
-        ))  # fmt: skip
+        self.proxy.turn_until(lambda: run in self.proxy.answers and self.proxy.answers[run].ended(params.n))
         return self.proxy.answers[run]
 
     @property
@@ -76,6 +74,34 @@ def test_a_report_names_the_walk_that_ran(
     staged.ask("r", part_of("r"), replace(GREEDY, max_tokens=tokens))
     assert [(one.walk, one.produced, one.done) for one in told] == [(walk, {EDGE: tokens}, True)]
     assert told[0].token_counts == {EDGE: len(staged.text("r").encode())}
+
+
+def test_a_stage_is_done_when_its_last_choice_has_ended(staged: StagedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E5: with no items of its own it may have several, which end one after the other."""
+    stage, told = staged.worker.stage, list[PassDone]()
+    assert isinstance(stage, StageSide)
+    params = replace(GREEDY, n=2, temperature=1.0)
+    answer = staged.ask("whole", part_of("whole", outputs=[]), params)
+    first, second = answer.choice(0), answer.choice(1)
+    stop = next(token for token in first if token not in second)
+    send = stage.link.send
+
+    def heard(message: Any) -> None:
+        if isinstance(message, PassDone):
+            assert not staged.worker.machine.engine.sequences
+            told.append(message)
+        send(message)
+
+    monkeypatch.setattr(stage.link, "send", heard)
+    again = staged.ask("r", part_of("r", outputs=[]), replace(params, stop_token_ids=(stop,)))
+    assert again.choice(0) == first[: first.index(stop) + 1] and again.choice(1) == second
+    assert [(one.walk, one.done) for one in told] == [("decode_text", True)]
+
+
+def test_items_are_those_of_one_choice(staged: StagedWorker) -> None:
+    answer = staged.ask("bad", part_of("bad"), replace(GREEDY, n=2))
+    assert [failure.status for failure in answer.failures] == [400] and "one choice" in answer.failures[0].reason
+    assert staged.worker.is_idle
 
 
 def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:

@@ -104,7 +104,8 @@ class Kept:
 
 @dataclass(eq=False)
 class StageJob:
-    """An attempt at a worker. `taken` has the items that it took; it `waits` until then before it complains again."""
+    """An attempt at a worker, which says one `choice` after the other. `taken` has the items that it took; it `waits`
+    until then before it complains again."""
 
     task: Submit | NodeTask
     part: GraphPart
@@ -112,6 +113,7 @@ class StageJob:
     taken: dict[int, Any] = field(default_factory=dict)
     last: int | None = None
     waits: int = 0
+    choice: int = 0
     steps: Iterator[bool] = iter(())
 
     @property
@@ -125,10 +127,16 @@ class StageJob:
         return self.part.positions or len(self.task.prompt)
 
     @property
-    def given(self) -> list[int]:
-        """The answer's ids that are known."""
+    def choices(self) -> list[int]:
+        """The choices that go on here, the first of which says what all have in common."""
         assert isinstance(self.task, Submit)
-        return list(self.part.answer) or (self.task.delivered[0] if self.task.delivered else [])
+        return self.task.choices or list(range(self.task.sampling["n"]))
+
+    @property
+    def given(self) -> list[int]:
+        """The ids of the choice that are known."""
+        assert isinstance(self.task, Submit)
+        return list(self.part.answer) or (self.task.delivered[self.choice] if self.task.delivered else [])
 
     @property
     def first(self) -> int:

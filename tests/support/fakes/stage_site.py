@@ -187,7 +187,8 @@ class StageWorker:
             self.kept[job.part.run, edge].last = last
 
     def think(self, job: StageJob, task: Submit) -> Iterator[bool]:
-        """Compute the prompt, whose items are its ids, then say the answer: an id is the item of its place."""
+        """Compute the prompt, whose items are its ids, then say the answer, once for each choice: an id is the item of
+        its place."""
         rows, given = job.rows, job.given
         if task.phase == "decode":
             yield from self.until(lambda: self.is_handed(task))
@@ -204,18 +205,22 @@ class StageWorker:
             return
         answer = answer_of(task.prompt, self.site.count)
         if task.phase == "prefill":
-            self.hand_over(job, task, answer[:1], ends=len(answer) == 1)
+            for choice in job.choices:
+                job.choice = choice
+                self.hand_over(job, task, answer[:1], ends=len(answer) == 1)
             if len(answer) == 1:
                 self.close(job, rows)
             return
-        for number in range(job.first, len(answer)):
-            if number:
-                self.keep(job, rows + number - 1, answer[number - 1])
-            ended = number + 1 == len(answer)
-            self.say_next(job, number, answer[number], ended)
-            if ended:
-                self.close(job, rows + number)
-            yield True
+        for choice in job.choices:
+            job.choice = choice
+            for number in range(job.first, len(answer)):
+                if number:
+                    self.keep(job, rows + number - 1, answer[number - 1])
+                ended = number + 1 == len(answer)
+                self.say_next(job, number, answer[number], ended)
+                if ended:
+                    self.close(job, rows + number)
+                yield True
 
     def talk(self, job: StageJob, task: Submit) -> Iterator[bool]:
         """Say a frame for each item of the answer, and some more; frames that were said are items again."""
@@ -283,10 +288,11 @@ class StageWorker:
         made: int | None = None, **more: Any,
     ) -> None:  # fmt: skip
         counts = {}
-        if opens:
+        if opens and job.choice == job.choices[0]:
             rows, decodes = len(job.task.prompt), job.task.phase == "decode"  # type: ignore[union-attr]
             counts = {"cached_tokens": 0} | ({} if decodes else {"prompt_tokens": rows, "computed_tokens": rows})
-        self.say(Tokens, job, index=index, ids=ids, finish_reason=reason, generated_tokens=made, **counts, **more)
+        stated = {"choice": job.choice, "finish_reason": reason, "generated_tokens": made}
+        self.say(Tokens, job, index=index, ids=ids, **stated, **counts, **more)
 
     def sound(self, job: StageJob, task: NodeTask) -> Iterator[bool]:
         """Make an output of each chunk of frames; the last one has the rest."""

@@ -198,6 +198,28 @@ def check_answers(served: Served, pair: "OmniPair") -> None:
         assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0} | counted
 
 
+def check_choices(served: Served) -> None:
+    """Check that several choices are the same whole and streamed, the first of them that of one, and what they count:
+    the prompt once, the tokens of all."""
+    drawn: dict[str, Any] = {"temperature": 0.9, "seed": 5, "return_token_ids": True}
+    for name, question in QUESTIONS.items():
+        single = ask(served, question, cache_salt=f"{name} single", **drawn)
+        whole = ask(served, question, cache_salt=f"{name} choices", n=3, **drawn)
+        ids = [choice["token_ids"] for choice in whole["choices"]]
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2] and len({*map(tuple, ids)}) == 3
+        assert whole["choices"][0] == single["choices"][0]
+        spent = {"prompt_tokens": single["usage"]["prompt_tokens"], "completion_tokens": sum(map(len, ids))}
+        assert whole["usage"] | spent == whole["usage"]
+        assert whole["usage"]["prompt_tokens_details"] == single["usage"]["prompt_tokens_details"]
+        messages = [{"role": "user", "content": question.content()}]
+        body = {"messages": messages, "max_tokens": TOKENS, "n": 3, "cache_salt": f"{name} streamed", **drawn}
+        events = served.stream("/v1/chat/completions", body)
+        streamed = dict[int, list[int]]({0: [], 1: [], 2: []})
+        for choice in (choice for event in events for choice in event["choices"]):
+            streamed[choice["index"]] += choice.get("token_ids") or []
+        assert [streamed[index] for index in range(3)] == ids and events[-1]["usage"] == whole["usage"]
+
+
 def check_next_turns(served: Served) -> None:
     """Check that a chat's next turn finds the pictures and recordings of the one before, and answers as one that is
     computed whole; another picture as large as the first finds nothing of it."""

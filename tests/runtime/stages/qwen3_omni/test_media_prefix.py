@@ -3,12 +3,13 @@
 a prompt that is computed whole (C16)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from architectures import read_model
 from shown_prompts import MediaQuestion, prompt_of
-from tiny import Rig, drain, rig, sequence
+from tiny import Rig, check_free, drain, rig, sequence
 from tiny_omni import OmniPair
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -23,6 +24,7 @@ from pontil.runtime.stages.worker.streamed_media import name_media
 COUNT = 8
 FIRST = MediaQuestion.of(20, (4, 6), 3, ("sound", 33), 25)
 NEXT = list(range(30, 55))
+DRAWN: dict[str, Any] = {"n": 3, "temperature": 1.3, "seed": 11}
 
 
 class ShownChat:
@@ -40,8 +42,8 @@ class ShownChat:
         """Return a prompt whose rows have not arrived."""
         return OmniMedia(self.pair.path, self.model).begin(prompt, self.media)
 
-    def shown(self, name: str, prompt: list[int], rows: MediaPrompt, seen: str = "00") -> Sequence:
-        one = sequence(name, prompt, COUNT, logprobs=1)
+    def shown(self, name: str, prompt: list[int], rows: MediaPrompt, seen: str = "00", **params: object) -> Sequence:
+        one = sequence(name, prompt, COUNT, logprobs=1, **params)
         one.streams = StageStreams(media=rows)
         places, at = list[int](), 0
         for medium in self.media:
@@ -133,3 +135,51 @@ def test_a_prompt_that_lost_its_blocks_waits_for_its_rows(chat: ShownChat) -> No
     assert rows.ready(rows.places[-1] + 1, 999) == 999 - rows.places[-1] - 1
     between = rows.places[chat.media[0].rows - 1] + 1
     assert rows.ready(between, 999) == rows.places[chat.media[0].rows] - between
+
+
+def choices_alone(chat: ShownChat) -> dict[str, list[int]]:
+    """Return what each choice says as a sequence that never forked."""
+    found = dict[str, list[int]]()
+    for choice in range(3):
+        one = chat.shown("a", FIRST.prompt, chat.rows(FIRST.prompt), **DRAWN)
+        one.branch.forked, one.branch.choice = True, choice
+        alone = rig(chat.model)
+        alone.engine.add(one)
+        found |= drain(alone.engine)
+    assert len({*map(tuple, found.values())}) == 3
+    return found
+
+
+def has_paused(used: Rig) -> bool:
+    return any(one.id == "a" for one in used.scheduler.queues.paused)
+
+
+def test_choices_say_what_each_would_alone(chat: ShownChat) -> None:
+    """The prompt is computed once. Beside others, after a pause for want of a seat, and computed again after
+    others took the blocks of some, where nothing is cached."""
+    expected = choices_alone(chat)
+    for used in (rig(chat.model), rig(chat.model, seats=5), rig(chat.model, blocks=9, caching=False)):
+        used.engine.add(sequence("text", NEXT, COUNT, **DRAWN))
+        used.engine.add(chat.shown("a", FIRST.prompt, chat.rows(FIRST.prompt), **DRAWN))
+        used.engine.step()
+        used.engine.step()
+        assert has_paused(used) == (used.scheduler.queues.max_num_seqs == 5)
+        said = drain(used.engine)
+        assert expected.items() <= said.items() and len(said) == 6
+        assert bool(used.scheduler.preemptions) == (used.pool.capacity < 10)
+        check_free(used)
+
+
+def test_choices_go_on_where_the_keys_were_sent(chat: ShownChat) -> None:
+    """1P1D: the worker that goes on has no rows, and turns the answers as the one that had them does."""
+    giving, taking = rig(chat.model), rig(chat.model)
+    given = chat.shown("a", FIRST.prompt, chat.rows(FIRST.prompt), **DRAWN)
+    given.purpose = Purpose.HANDOVER
+    giving.engine.add(given)
+    firsts = [Known(output.sequence.branch.choice, output.ids[:1]) for output in giving.engine.step()]
+    taken = chat.shown("a", FIRST.prompt, chat.bare(FIRST.prompt), **DRAWN)
+    assert taking.engine.park(taken)
+    taking.scheduler.memory.grow(taken, len(FIRST.prompt))
+    taking.storage.own[taken.blocks] = giving.storage.own[given.blocks]
+    taking.engine.promote(taken, len(FIRST.prompt), firsts)
+    assert drain(taking.engine) == choices_alone(chat)
