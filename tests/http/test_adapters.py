@@ -169,7 +169,7 @@ def test_an_adapter_is_loaded_and_unloaded_in_all_workers(loading: Loading, tmp_
     assert listed(made) == [*DIGESTS, "new"]
     assert made.complete(model="new").json["model"] == "new"
     sent = workers[1].worker.submits.get(timeout=30)
-    # Whoever takes it over may begin after the name is free.
+    # A worker that takes it over may begin after the name is free.
     assert (sent.adapter, sent.adapter_directory) == (one, str((tmp_path / "adapters" / "one").resolve()))
     assert load(made, "new", tmp_path / "adapters" / "two").json["error"]["code"] == "adapter_exists"
     # Another one in its place is asked for by its own digest, so that nothing of the old one is found.
