@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from command_line import APP, ROOT
 from fake_hub import MODEL, FakeHub, HubFault, fake_hub
 from forked_program import fork_program, run_program
+from served import wait_for
 from tiny_llama import write_tiny_llama
 
 TOKEN = "hf_secret"
@@ -79,10 +79,7 @@ def test_a_pull_that_is_ended_goes_on_where_it_was(
         process = fork_program(words, ROOT, files, {**os.environ, **variables}, computing=False)
     assert hub.hung.wait(60)
     blobs = tmp_path / "cache" / "hub" / "models--tiny--llama" / "blobs"
-    deadline = time.monotonic() + 60
-    while not (begun := [path.stat().st_size for path in blobs.glob("*.partial")]) or not begun[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: any(path.stat().st_size for path in blobs.glob("*.partial")), 60, "bytes of the file")
     process.send_signal(number)
     assert process.wait(60) == code
     if number == signal.SIGINT:
