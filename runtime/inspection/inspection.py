@@ -15,16 +15,14 @@ from pontil.runtime.inspection.rates import measure_rates
 from pontil.runtime.inspection.trials import (
     PartTrials,
     TriedDecoder,
-    is_known,
     shortened,
     try_adapters,
     try_decoder,
     try_demand,
     try_draft,
     try_text_model,
-    unknown_model,
 )
-from pontil.runtime.loaders.builtin import local_model
+from pontil.runtime.loaders.builtin import local_model, source_of, unknown_model
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.probe.footprint import CPU, MemoryDemand, dtype_of
@@ -72,7 +70,7 @@ def inspect_decoder(
 
 
 def not_here(name: str) -> ModelFacts:
-    if is_known(name):
+    if source_of(name) is not None:
         return {"name": name, "faults": {}, "unfetched": True}
     return {"name": name, "faults": {"model": unknown_model(name)}}
 

@@ -13,8 +13,7 @@ from typing import TypeVar
 from pontil.runtime.chat.chat_template import ChatTemplate
 from pontil.runtime.errors import ModelError, PontilError
 from pontil.runtime.foundation.draft_names import MTP
-from pontil.runtime.loaders.builtin import local_model, source_of
-from pontil.runtime.loaders.builtin_models import BUILTINS
+from pontil.runtime.loaders.builtin import local_model, source_of, unknown_model
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier
 from pontil.runtime.loaders.config import is_encoder, read_config
 from pontil.runtime.loaders.facts.adapter_facts import check_adapter
@@ -56,11 +55,6 @@ class TriedDecoder:
     checkpoint: Checkpoint | None
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
-
-
-def is_known(name: str) -> bool:
-    """Return whether a model that is not here can be fetched by its name."""
-    return source_of(name) is not None
 
 
 def try_decoder(path: Path, trials: PartTrials) -> TriedDecoder:
@@ -116,7 +110,7 @@ def try_draft(path: Path, name: str, cache: Path, trials: PartTrials) -> str | N
     """Try the model that guesses; return its name if it is not here and can be fetched."""
     place = Path(MTP) if name == MTP else local_model(name, cache)
     if place is None:
-        if is_known(name):
+        if source_of(name) is not None:
             return name
         trials.faults["draft model"] = unknown_model(name)
     else:
@@ -134,13 +128,6 @@ def try_text_model(path: Path, scores: bool, trials: PartTrials) -> None:
     else:
         trials.of("weights", lambda: (open_classifier(path, SCORE) if scores else None) or open_checkpoint(path))
     trials.of("tokenizer", lambda: load_tokenizer(path))
-
-
-def unknown_model(name: str) -> str:
-    return (
-        f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json nor a .gguf "
-        "file here nor a hub id like owner/model: give one of these"
-    )
 
 
 def shortened(config: ModelConfig, demand: MemoryDemand) -> ModelConfig:

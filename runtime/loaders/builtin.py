@@ -43,10 +43,7 @@ def resolve_model(name: str, cache_dir: Path, access: HubAccess = PUBLIC) -> Pat
             f"the directory {path} has no config.json: give a Hugging Face model directory or a .gguf file"
         )
     if (source := source_of(name)) is None:
-        raise ModelError(
-            f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
-            "nor a .gguf file here nor a hub id like owner/model: give one of these"
-        )
+        raise ModelError(unknown_model(name))
     return pull(source, cache_dir, access)[0]
 
 
@@ -65,6 +62,14 @@ def local_model(name: str, cache_dir: Path) -> Path | None:
 def source_of(name: str) -> BuiltinModel | HubName | None:
     """The place that a model is fetched from by this name; None if there is none, or if the name is that of a path."""
     return BUILTINS.get(name) or (None if Path(name).expanduser().exists() else read_hub_name(name))
+
+
+def unknown_model(name: str) -> str:
+    """Say that there is no model of this name."""
+    return (
+        f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json nor a .gguf "
+        "file here nor a hub id like owner/model: give one of these"
+    )
 
 
 def pull(source: BuiltinModel | HubName, cache_dir: Path, access: HubAccess) -> tuple[Path, int]:
