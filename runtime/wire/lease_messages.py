@@ -9,6 +9,8 @@ EXTEND, RELEASE, RESUME, REFUND, LET_GO = "extend", "release", "resume", "refund
 MOVED = "another worker has it"
 # The reason of one whose lease no other worker took.
 DRAINS = "its worker drains, and no other one took it"
+# The reason of one that its worker held on to, when the proxy that bills it had ended it.
+SETTLED = "the proxy that bills it had ended it before"
 # The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.
 REFUSED = "refused"
 
@@ -18,9 +20,9 @@ class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
     one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
-    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains; to "let_go" of it the
-    same, as another one has it, which took it later: by more `moves` than this worker. Answered by a LeaseState if that
-    changes anything."""
+    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains, or the proxy that bills
+    it has ended it; to "let_go" of it the same, as another one has it, which took it later: by more `moves` than this
+    worker. Answered by a LeaseState if that changes anything."""
 
     sender: str
     receiver: str

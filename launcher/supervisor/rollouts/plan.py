@@ -29,7 +29,7 @@ SINGLE_MINDED = {
 class LaunchSnapshot:
     """The state of a launch from which a change is planned. `shares`: devices may be shared. Where `proxies` run here
     too, these are all of their workers. `model_memory`: the bytes that several models may take at once, if that is
-    limited."""
+    limited. New workers are counted from the `first_number` on."""
 
     workers: Sequence[tuple[ChildPlan, WorkerSnapshot]]
     machine: HostDevices
@@ -37,6 +37,7 @@ class LaunchSnapshot:
     shares: bool = False
     proxies: Sequence[str] = ()
     model_memory: int | None = None
+    first_number: int = 0
 
     @property
     def places(self) -> dict[str, WorkerSnapshot]:
@@ -154,7 +155,7 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
         )
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
-    plans = [plan for plan, _ in snapshot.workers]
+    plans, first = [plan for plan, _ in snapshot.workers], snapshot.first_number
     targets = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
     leaving: list[ChildPlan] = []
     coming: list[ChildPlan] = []
@@ -164,7 +165,8 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     for name, (kind, count) in targets.items():
         for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
-            coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
+            there, machine = staying + coming, snapshot.machine
+            coming.append(another(name, there, machine, share=snapshot.shares, known=plans, first_number=first))
     if coming and snapshot.model_memory is not None:
         raise LaunchError(
             "With --model-memory no worker is added, as other models would have to leave first, and none sleeps or "

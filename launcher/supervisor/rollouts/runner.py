@@ -156,8 +156,8 @@ class RolloutRunner:
     def snapshot(self, machine: HostDevices) -> LaunchSnapshot:
         context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
         proxies = [child.name for child in self.proxies]
-        memory = context.topology.model_memory
-        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies, memory)
+        memory, first = context.topology.model_memory, context.topology.first_number
+        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies, memory, first)
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""

@@ -55,9 +55,11 @@ class FleetAdapters:
 
     def find(self, name: str) -> str | None:
         """Return the digest of the adapter of that name; None where there is none. Raises Unavailable for one that is
-        not loaded yet."""
-        if name not in self.book.changes and not self.is_told and (name in self.configured or self.may_load):
-            raise Unavailable("no worker is ready yet: try again in a moment")
+        not loaded yet, or of which only workers know, while none is here."""
+        if name not in self.book.changes:
+            is_known = self.is_told and (self.registry.generating.any_hello or name not in self.configured)
+            if not is_known and (name in self.configured or self.may_load):
+                raise Unavailable("no worker is ready yet: try again in a moment")
         digest = self.book.digest_of(name, self.before.get(name))
         if digest is None:
             return None

@@ -26,7 +26,7 @@ from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
@@ -161,20 +161,37 @@ class FleetLeases:
             return
         check_state(message)
         if message.state == REFUSED:
-            self.refused(message)
+            self.refused(message, worker)
         elif message.state != HELD:
             self.ended(message, worker)
-        elif message.lease_id in self.over or message.lease_id in self.unwanted:
-            self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, RELEASE))
+        elif (action := self.ending(message.lease_id)) is not None:
+            self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, action))
         else:
+            self.over.pop(message.lease_id, None)
             self.take_held(message, worker)
 
-    def refused(self, message: LeaseState) -> None:
+    def ending(self, name: str) -> str | None:
+        """Return what a worker is told of a lease that it holds, if that is over: at its client's wish, or because this
+        proxy, which billed it, has ended it. What is over for another reason is so here alone: this proxy was told no
+        more of it, and hears now that whoever bills it goes on with it."""
+        view = self.over.get(name)
+        if name in self.unwanted or (view is not None and view.term.state == RELEASED):
+            return RELEASE
+        return REFUND if self.has_billed(name) else None
+
+    def has_billed(self, name: str) -> bool:
+        """Return whether this proxy has written the end of a lease."""
+        view = self.over.get(name)
+        return view is not None and view.proxy == self.incarnation
+
+    def refused(self, message: LeaseState, worker: RegisteredWorker) -> None:
+        """Take note that a worker does not keep a lease. One that was lost is refunded if its own worker's successor says
+        so, and not another one that it was to follow a prompt to."""
         view, wish = self.views.get(message.lease_id), self.wishes.get(message.lease_id)
         if wish is not None:
             wish.reason = message.reason
             self.quota.refusals += not wish.must
-        elif view is not None and view.is_lost:
+        elif view is not None and view.is_lost and (view.group, view.worker_name) == (worker.group, worker.hello.name):
             self.close(view, REFUNDED, view.lost, NOT_FOUND)
 
     def ended(self, message: LeaseState, worker: RegisteredWorker) -> None:
@@ -187,7 +204,7 @@ class FleetLeases:
                 view.worker, view.worker_name, view.lost = None, "", self.clock()
                 view.pin(self.moving(worker))
             return
-        if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
+        if view is None and message.proxy == self.incarnation and not self.has_billed(message.lease_id):
             view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
             # A worker that drains is not told why.

@@ -12,7 +12,7 @@ from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME, SETTLED
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -61,7 +61,8 @@ class AskedLease:
 @dataclass(slots=True)
 class PrefixLeases:
     """The leases of one worker, and the `reporters` of all prefixes that it has. `asked` has the leases that prompts
-    wait for which are being computed, by request. Those that are `owed` ended while no proxy billed them."""
+    wait for which are being computed, by request. Those that are `owed` ended while the proxy that bills them was cut
+    off, or gone."""
 
     reporters: PrefixReporters
     incarnation: str
@@ -151,7 +152,7 @@ class PrefixLeases:
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
         elif order.action == REFUND:
-            self.book.refund(order.lease_id, DRAINS, now)
+            self.book.refund(order.lease_id, DRAINS if self.is_draining else SETTLED, now)
         elif order.action == LET_GO:
             held = self.book.leases.get(order.lease_id)
             if held is not None and held.moves < order.moves:
@@ -182,8 +183,12 @@ class PrefixLeases:
 
     def give_up(self, now: float) -> None:
         """Refund the leases of a worker that drains, and whose time for that is over."""
-        if self.book.leases and self.links.links and self.links.links[0].hello.draining:
+        if self.book.leases and self.is_draining:
             self.book.refund_all(DRAINS, now)
+
+    @property
+    def is_draining(self) -> bool:
+        return bool(self.links.links) and self.links.links[0].hello.draining
 
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""
@@ -194,19 +199,24 @@ class PrefixLeases:
             registration = link.registration
             if registration is None or link.proxy is None or not link.takes_leases:
                 continue
-            if self.told.get(place) != registration:
-                self.told[place] = registration
-                self.tell_all(link, now)
-            else:
+            if self.has_told(place, link):
                 for lease in changed:
                     link.send(self.state_of(lease, link.proxy, now, new=not lease.told))
+            else:
+                self.told[place] = registration
+                self.tell_all(link, now)
         for lease in changed:
             lease.told = True
 
+    def has_told(self, place: int, link: ProxyLink) -> bool:
+        """Return whether the proxy of this link was told all leases since it has registered this worker."""
+        return link.registration is not None and self.told.get(place) == link.registration
+
     def owe(self, changed: Iterable[PrefixLease]) -> None:
-        """Remember the leases that ended and whose proxy is not there to hear of it."""
+        """Remember the leases that ended and whose proxy does not hear of it now."""
+        hearing = {link.proxy for place, link in enumerate(self.links.links) if self.has_told(place, link)}
         for lease in changed:
-            if lease.id not in self.book.leases and lease.proxy not in self.proxies:
+            if lease.id not in self.book.leases and lease.proxy not in hearing:
                 self.owed[lease.id] = lease
         while len(self.owed) > MOST_OWED:
             del self.owed[next(iter(self.owed))]
@@ -217,11 +227,14 @@ class PrefixLeases:
         return {proxy for proxy, _ in self.told.values()}
 
     def tell_all(self, link: ProxyLink, now: float) -> None:
-        """Tell a proxy that has just registered this worker of all leases. It bills those whose proxy is gone."""
-        leases = [*self.owed.values(), *self.book.leases.values()]
-        self.owed.clear()
-        for lease in leases:
-            if lease.proxy not in self.proxies and link.proxy is not None:
+        """Tell a proxy that has just registered this worker of all leases, those among them that it was owed. It bills
+        those whose proxy is gone."""
+        proxies = self.proxies
+        owed = [lease for lease in self.owed.values() if lease.proxy == link.proxy or lease.proxy not in proxies]
+        for lease in owed:
+            del self.owed[lease.id]
+        for lease in [*owed, *self.book.leases.values()]:
+            if lease.proxy not in proxies and link.proxy is not None:
                 lease.proxy = link.proxy
             link.send(self.state_of(lease, link.proxy or "", now, new=True))
         link.send(LeasesTold(self.incarnation, link.proxy or "", list(self.book.leases)))

@@ -67,6 +67,19 @@ def test_the_highest_numbers_go_and_the_first_free_ones_come() -> None:
     ]  # fmt: skip
 
 
+def test_a_worker_that_went_in_another_role_can_come_back() -> None:
+    """The number of the launch's first worker is free then, and new ones begin with it."""
+    pair = snapshot("prefill:0", "prefill:1", "decode:0", "decode:1")
+    workers = [(replace(plan, role="decode") if plan.name == "prefill:0" else plan, at) for plan, at in pair.workers]
+    fewer = steps({"command": "scale", "counts": {"decode": 1}}, replace(pair, workers=workers))
+    assert fewer == [(RolloutGoal.GONE, "decode:1"), (RolloutGoal.GONE, "prefill:0")]
+    back = {"command": "scale", "counts": {"prefill": 2}}
+    left = snapshot("prefill:1", "decode:0")
+    assert steps(back, left) == [(RolloutGoal.THERE, "prefill:0")]
+    joined = replace(snapshot("prefill:8", "decode:7"), first_number=7)
+    assert steps(back, joined) == [(RolloutGoal.THERE, "prefill:7")]
+
+
 def test_who_goes_leaves_its_cores_to_who_comes() -> None:
     full = snapshot("prefill:0", "prefill:1", "decode:0", cores=3)
     change = planned({"command": "scale", "counts": {"prefill": 1, "decode": 2}}, full)

@@ -262,6 +262,30 @@ def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, pr
     assert [one.lease_ids for one in proxy.leases_told] == [[], ["prefix-1"]]
 
 
+def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
+    place: WorkerPlace, proxy: ScriptedProxy
+) -> None:
+    """Who was cut off meanwhile is told the end, once, and not merely that the lease is held no more."""
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    for _ in range(2):
+        told = len(proxy.leases_told)
+        worker.link.links[0].forget()
+        worker.leases.obey(LeaseOrder("another", worker.incarnation, "prefix-1", RELEASE), time.monotonic())
+        worker.leases.tick((), time.monotonic())
+        proxy.turn_until(lambda told=told: len(proxy.leases_told) > told)
+        assert (states(proxy), proxy.leases[-1].proxy) == (["held", "released"], "proxy")
+    assert not worker.leases.owed
+
+
+def test_who_is_told_to_refund_a_lease_and_does_not_drain_says_why(place: WorkerPlace) -> None:
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    order(place, REFUND)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
+    assert place.proxy.leases[-1].reason == "the proxy that bills it had ended it before"
+
+
 def test_leases_end_by_themselves(place: WorkerPlace) -> None:
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease(seconds=60))
