@@ -42,12 +42,13 @@ class RolloutGoal(Enum):
 
 
 class RolloutPhase(Enum):
-    """The phase of a step: waiting until the others can do without the worker, draining it, ending it, waiting for it
-    to be ready, waiting for it to confirm its order, removing a worker that did not come up; and where it is gated,
-    waiting until it is drained, and for the verdict on it."""
+    """The phase of a step: waiting until the others can do without the worker, draining it, or the same of one that was
+    out of service before, ending it, waiting for it to be ready, waiting for it to confirm its order, removing a worker
+    that did not come up; and where it is gated, waiting until it is drained, and for the verdict on it."""
 
     TURN = "turn"
     DRAIN = "drain"
+    REST = "rest"
     STOP = "stop"
     KILL = "kill"
     START = "start"
@@ -238,7 +239,8 @@ def turn(view: RolloutView) -> Move | None:
     """Wait for the other workers. A worker that does not serve may end at once."""
     expected_workers = [place for place in view.others if place.counts]
     missing = [place.name for place in expected_workers if not place.serves]
-    is_needed = view.place.serves or not view.goes
+    rests = view.place.drain_state is not DrainState.WORKING
+    is_needed = not rests and (view.place.serves or not view.goes)
     if is_needed and len(expected_workers) < view.change.minimum:
         return view.fail(f"nobody else is left to serve while {view.name} does not")
     if is_needed and missing:
@@ -250,14 +252,20 @@ def turn(view: RolloutView) -> Move | None:
     if view.is_of_proxy:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.DRAIN, f"{view.name} drains"))
     message = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
-    return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
+    return view.go(RolloutPhase.REST if rests else RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
 
 
 def drain(view: RolloutView) -> Move | None:
+    is_there = not view.goes or view.place.state is ChildState.READY
+    if is_there and sum(place.serves for place in view.others) < view.change.minimum:
+        return retreat(view)
+    return rest(view)
+
+
+def rest(view: RolloutView) -> Move | None:
+    """Wait until the worker is drained. One that was out of service before stays so, whatever becomes of the others."""
     if view.goes and view.place.state is not ChildState.READY:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
-    if sum(place.serves for place in view.others) < view.change.minimum:
-        return retreat(view)
     late = view.late(view.limits.drain + DRAIN_MARGIN)
     if view.place.state is ChildState.READY and view.place.drain_state is DrainState.DRAINED:
         if not view.goes:
@@ -265,6 +273,8 @@ def drain(view: RolloutView) -> Move | None:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} is drained and ends"))
     if late and view.goes:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} has not drained in time and ends"))
+    if late and view.change.phase is RolloutPhase.REST:
+        return view.fail(f"{view.name} has not drained in time")
     if late:
         return view.fail(f"{view.name} has not drained in time, and works again", view.act(ActionKind.ASSIGN))
     return None
@@ -379,6 +389,7 @@ def tell(view: RolloutView) -> Move | None:
 PHASES: Mapping[RolloutPhase, Callable[[RolloutView], Move | None]] = {
     RolloutPhase.TURN: turn,
     RolloutPhase.DRAIN: drain,
+    RolloutPhase.REST: rest,
     RolloutPhase.STOP: stop,
     RolloutPhase.KILL: kill,
     RolloutPhase.START: start,

@@ -45,7 +45,7 @@ def row(
 @dataclass
 class RolloutWorld:
     """Workers as a supervisor sees them. `starts` counts processes: a RENEWED worker must have another one. The
-    `verdicts` are those on gated workers, where they come."""
+    `verdicts` are those on gated workers, where they come. The change has `taken` some workers out of service."""
 
     places: dict[str, WorkerSnapshot]
     change: Rollout
@@ -53,6 +53,7 @@ class RolloutWorld:
     starts: dict[str, int] = field(default_factory=dict)
     told: list[tuple[ActionKind, str]] = field(default_factory=list)
     verdicts: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
 
     def serving(self, but: str) -> int:
         return sum(place.serves for name, place in self.places.items() if name != but)
@@ -80,7 +81,11 @@ class RolloutWorld:
             return
         assert place is not None
         takes = action.verb is ActionKind.DRAIN and place.serves
-        takes |= action.verb is ActionKind.STOP and place.state is ChildState.READY
+        if action.verb is ActionKind.DRAIN and place.drain_state is DrainState.WORKING:
+            self.taken.add(name)
+        takes |= action.verb is ActionKind.STOP and place.state is ChildState.READY and name in self.taken
+        has_way_back = name in self.taken or self.change.phase is RolloutPhase.TELL
+        assert action.verb is not ActionKind.ASSIGN or has_way_back, "it was out of service before"
         assert not takes or self.serving(but=name) >= self.change.minimum, f"{action.verb} {name} leaves too few"
         assert action.verb not in (ActionKind.RENEW, ActionKind.REMOVE) or not place.state.alive
 
@@ -282,6 +287,28 @@ def test_who_drains_works_again_when_the_other_dies_and_has_its_turn_later() -> 
     world.put("b", state=ChildState.READY)
     world.decide()
     assert world.told[-1] == (ActionKind.DRAIN, "a")
+
+
+@pytest.mark.parametrize("aim", [RolloutGoal.RENEWED, RolloutGoal.GONE, RolloutGoal.DRAINED])
+@pytest.mark.parametrize("drain_state", [DrainState.DRAINING, DrainState.DRAINED])
+def test_who_was_drained_before_serves_nobody_when_others_die(aim: RolloutGoal, drain_state: DrainState) -> None:
+    world = changing(aim, row("a", drain_state=drain_state), row("b"))
+    world.decide()
+    world.put("b", state=ChildState.BACKOFF, exits=1)
+    world.decide()
+    world.put("a", drain_state=DrainState.DRAINED, obeys=True)
+    world.decide()
+    verbs = [verb for verb, _ in world.told]
+    assert verbs == [ActionKind.DRAIN, ActionKind.SAY if aim is RolloutGoal.DRAINED else ActionKind.STOP]
+    assert world.change.is_over == (aim is RolloutGoal.DRAINED) and not world.change.failure
+
+
+def test_who_was_drained_before_and_does_not_in_time_is_not_put_into_service() -> None:
+    world = changing(RolloutGoal.DRAINED, row("a", drain_state=DrainState.DRAINING), row("b"))
+    world.decide()
+    world.now += LIMITS.drain + DRAIN_MARGIN
+    world.decide()
+    assert world.change.failure == "a has not drained in time" and not world.places["a"].serves
 
 
 def test_others_that_keep_dying_end_the_change_with_the_worker_at_work() -> None:
