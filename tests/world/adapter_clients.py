@@ -19,6 +19,7 @@ from hash_adapters import BROKEN, GOOD, HashAdapters, bytes_of, values_of
 from hash_model import NEXT_SALT, answer_of
 from http_reader import HttpReader
 from receipt_clients import KEY
+from releases import waits_for_its_release, was_begun_by_next
 from request_connections import AnswerTaker, Dialer, PendingAnswer
 from site_plan import BEGINS_WITH, SitePlan
 from virtual_time import SeededWorld
@@ -246,9 +247,12 @@ def no_answer_is_of_another_adapter(run: "SeedRun") -> Iterator[str]:
 
 
 def adapters_are_answered(run: "SeedRun") -> Iterator[str]:
-    """Each request for an adapter has its answer within a bound from the last fault."""
+    """Each request for an adapter has its answer within a bound from the last fault, or from the end of its wait for a
+    release that began it."""
     for call in run.adapters.calls:
-        waited = min(call.answered_at, run.world.time) - max(call.began, run.made.over_at)
+        names = [f"{NAME}{call.number}-{number + 1}" for number in range(call.tries)]
+        waits = waits_for_its_release(run.site, call.began) if was_begun_by_next(run.world, names) else -inf
+        waited = min(call.answered_at, run.world.time) - max(call.began, run.made.over_at, waits)
         if call.answered_at == inf:
             yield f"{call.name} for {call.model} has no answer"
         elif waited > ANSWERED_WITHIN:

@@ -185,7 +185,7 @@ class FleetLeases:
         return view is not None and view.proxy == self.incarnation
 
     def refused(self, message: LeaseState, worker: RegisteredWorker) -> None:
-        """Take note that a worker does not keep a lease. One that was lost is refunded if its own worker's successor says
+        """Take note that a worker does not keep a lease. One that was lost is refunded if its worker's successor says
         so, and not another one that it was to follow a prompt to."""
         view, wish = self.views.get(message.lease_id), self.wishes.get(message.lease_id)
         if wish is not None:
