@@ -6,6 +6,7 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 """
 
 import gc
+import logging
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -97,6 +98,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
+    # pytest adds its handlers to each logger that passes nothing on, six times a test; dozens of torch's are such.
+    for name, known in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(known, logging.Logger):
+            known.propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)
