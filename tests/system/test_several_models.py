@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bench_models import ModelServer, WorkerWatch, ZipfRun
-from command_line import obeyed
+from command_line import app, obeyed
 from served import Served, launched, wait_for
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
@@ -51,12 +51,18 @@ def states(served: Served) -> dict[str, str]:
     return {one["id"]: one["state"] for one in served.request("GET", "/v1/models").json()["data"]}
 
 
-@pytest.mark.long
-def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) -> None:
-    tables = tmp_path / "models.toml"
-    tables.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in NAMES))
+@pytest.fixture
+def tables(tmp_path: Path, model: str) -> Path:
+    """Two models, the same by their weights."""
+    path = tmp_path / "models.toml"
+    path.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in NAMES))
     for name in NAMES:
         shutil.copytree(model, tmp_path / name)
+    return path
+
+
+@pytest.mark.long
+def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, tables: Path) -> None:
     with launched(tmp_path, "--models", str(tables), *OPTIONS) as served:
         alone = {name: ids_of(ask(served, name)) for name in NAMES}
         served.kill("other-mixed:0")
@@ -81,6 +87,27 @@ def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) ->
         wait_for(lambda: states(served) == {"model": "awake", "other": "asleep"}, 60, "the other one's sleep")
         served.kill("mixed:0")
         assert ids_of(ask(served, "other")) == alone["other"]
+
+
+@pytest.mark.long
+def test_a_worker_is_added_where_another_model_leaves(tmp_path: Path, tables: Path) -> None:
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "500MiB", *OPTIONS) as served:
+        alone = {name: ids_of(ask(served, name)) for name in NAMES}
+        assert states(served) == {"model": "awake", "other": "awake"}
+        said = obeyed(served.port, "scale", "--node", "other=2")
+        assert "other-mixed:1 waits until other models have left" in said and "other-mixed:1 is ready" in said
+        assert states(served) == {"model": "asleep", "other": "awake"}
+        served.kill("other-mixed:0")
+        assert ids_of(ask(served, "other")) == alone["other"], "the new one answers"
+        refused = app("scale", "--node", "other=4", "--port", str(served.port))
+        assert refused.returncode == 1 and "There is no room for other-mixed:2 in --model-memory" in refused.stderr
+        assert ids_of(ask(served, "model")) == alone["model"], "both workers of the other one leave for it"
+        assert states(served) == {"model": "awake", "other": "asleep"}
+        assert "is gone" in obeyed(served.port, "scale", "--node", "other=1")
+        assert "sleeps, as its model does" in obeyed(served.port, "scale", "--node", "other=2")
+        obeyed(served.port, "scale", "--node", "other=1")
+        assert ids_of(ask(served, "other")) == alone["other"]
+        assert states(served) == {"model": "awake", "other": "awake"}
 
 
 @pytest.mark.long

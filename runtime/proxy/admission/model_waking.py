@@ -86,7 +86,7 @@ class ModelWaking:
         """Have those look again that wait: workers have come or gone."""
         if self.tell is None:
             return
-        for row in self.registry.processes.rows:
+        for row in (row for row in self.registry.processes.rows if row.role != "proxy"):
             if row.state == ASLEEP:
                 self.slept.add(row.about.get("model"))
             seconds = row.about.get("start_seconds")
