@@ -14,7 +14,7 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned
-from pontil.launcher.supervisor.rollouts.rollout import RolloutGoal, RolloutLimits, WorkerSnapshot
+from pontil.launcher.supervisor.rollouts.rollout_step import RolloutGoal, RolloutLimits, WorkerSnapshot
 
 READY, GIVEN_UP = ChildState.READY, ChildState.GIVEN_UP
 
@@ -133,11 +133,14 @@ def test_each_model_keeps_a_worker() -> None:
     assert steps({"command": "drain", "names": ["decode:0"]}, three) == [(RolloutGoal.DRAINED, "decode:0")]
 
 
-def test_workers_are_not_added_where_the_memory_of_models_is_counted() -> None:
-    limited = replace(snapshot("prefill:0", "decode:0", "decode:1"), model_memory=1 << 30)
-    with pytest.raises(LaunchError, match="With --model-memory no worker is added"):
+def test_no_more_workers_are_added_than_the_memory_of_models_holds() -> None:
+    limited = replace(snapshot("prefill:0", "decode:0", "decode:1", "embed:0"), most_workers={"": 3})
+    with pytest.raises(LaunchError, match="no room for decode:2 in --model-memory, even while all other models sleep"):
         planned({"command": "scale", "counts": {"decode": 3}}, limited)
     assert steps({"command": "scale", "counts": {"decode": 1}}, limited) == [(RolloutGoal.GONE, "decode:1")]
+    changed = [(RolloutGoal.GONE, "prefill:0"), (RolloutGoal.THERE, "decode:2")]
+    assert steps({"command": "scale", "counts": {"prefill": 0, "decode": 3}}, limited) == changed
+    assert steps({"command": "scale", "counts": {"embed": 2}}, limited) == [(RolloutGoal.THERE, "embed:1")]
 
 
 def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:
