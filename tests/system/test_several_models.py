@@ -3,6 +3,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from bench_models import ModelServer, WorkerWatch, ZipfRun
 from command_line import app, obeyed
 from served import Served, launched, wait_for
 
+from pontil.runtime.accounting.usage_file import open_to_read
+
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 NAMES = ("model", "other")
+REFUNDED = "its model was put to sleep, as another one was asked for"
 OPTIONS = (
     "--role",
     "mixed",
@@ -45,6 +49,13 @@ def ask(served: Served, name: str, tokens: int = 8) -> dict[str, Any]:
 def ids_of(answer: dict[str, Any]) -> list[int]:
     ids: list[int] = answer["choices"][0]["token_ids"]
     return ids
+
+
+def prefixes(served: Served, method: str, path: str = "", body: Any = None) -> dict[str, Any]:
+    reply = served.request(method, f"/v1/prefixes{path}", body)
+    told: dict[str, Any] = reply.json()
+    assert reply.status == 200, told
+    return told
 
 
 def states(served: Served) -> dict[str, str]:
@@ -108,6 +119,30 @@ def test_a_worker_is_added_where_another_model_leaves(tmp_path: Path, tables: Pa
         obeyed(served.port, "scale", "--node", "other=1")
         assert ids_of(ask(served, "other")) == alone["other"]
         assert states(served) == {"model": "awake", "other": "awake"}
+
+
+@pytest.mark.long
+def test_a_lease_ends_when_its_model_sleeps_and_can_be_had_again(tmp_path: Path, tables: Path) -> None:
+    """A lease is refunded, though its blocks are found again where nobody has displaced them."""
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "300MiB", *OPTIONS) as served:
+        kept = prefixes(served, "POST", body={"prompt": PROMPT, "ttl": "1h", "model": "model"})
+        assert (kept["state"], kept["tokens"], states(served)["model"]) == ("held", 80, "awake")
+        ask(served, "other")
+        assert states(served) == {"model": "asleep", "other": "awake"}
+        ended = prefixes(served, "GET", f"/{kept['id']}")
+        assert (ended["state"], ended["reason"]) == ("refunded", REFUNDED)
+        assert ended["byte_seconds"]["granted"] == ended["byte_seconds"]["held"] + ended["byte_seconds"]["refunded"]
+        assert ended["byte_seconds"]["refunded"] > 0
+        assert [one["id"] for one in prefixes(served, "GET")["data"] if one["state"] == "held"] == []
+        again = prefixes(served, "POST", body={"prompt": PROMPT, "ttl": "1h", "model": "model"})
+        assert states(served) == {"model": "awake", "other": "asleep"}, "a lease wakes its model"
+        assert (again["state"], again["usage"]["prompt_tokens_details"]["cached_tokens"]) == ("held", 88)
+        found = ask(served, "model")
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 88
+        assert prefixes(served, "DELETE", f"/{again['id']}")["state"] == "released"
+    with closing(open_to_read(served.usage_log)) as database:
+        rows = dict(database.execute("SELECT id, outcome FROM leases").fetchall())
+    assert rows == {kept["id"]: "refunded", again["id"]: "released"}
 
 
 @pytest.mark.long
