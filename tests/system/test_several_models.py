@@ -123,7 +123,7 @@ def test_a_worker_is_added_where_another_model_leaves(tmp_path: Path, tables: Pa
 
 @pytest.mark.long
 def test_a_lease_ends_when_its_model_sleeps_and_can_be_had_again(tmp_path: Path, tables: Path) -> None:
-    """What the model keeps asleep is found again where nobody has displaced it; the lease does not last by that."""
+    """A lease is refunded, though its blocks are found again where nobody has displaced them."""
     with launched(tmp_path, "--models", str(tables), "--model-memory", "300MiB", *OPTIONS) as served:
         kept = prefixes(served, "POST", body={"prompt": PROMPT, "ttl": "1h", "model": "model"})
         assert (kept["state"], kept["tokens"], states(served)["model"]) == ("held", 80, "awake")
