@@ -11,6 +11,7 @@ from pontil.http.fields.picture import LinkedPicture, Picture
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import is_wav
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
 
 INPUT_AUDIO = "input_audio"
 MAGICS = (
@@ -61,6 +62,12 @@ class GivenMedia(Protocol):
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each of them, with a mark for each of their rows.
         Raises RequestError."""
+
+    def beginning(self, ids: Sequence[int]) -> int:
+        """Return how many of these ids are of such a prompt's beginning, in which one mark stands for each."""
+
+    def work(self, work: Generation) -> PromptWork:
+        """Return the work that answers in text to a prompt with them. Raises Unavailable."""
 
 
 def read_recording(fields: Fields) -> Recording:

@@ -89,11 +89,9 @@ def heading_of(request: Request) -> ReplyHeading | None:
 
 
 def check_not_continued(request: Request) -> None:
-    """Raise RequestError where an answer in sound, or about recordings or images, is to be one that can be
-    continued."""
+    """Raise RequestError where an answer in sound is to be one that can be continued."""
     if context_of(request) is not None:
-        says = "an answer in sound, or about recordings or images, cannot be continued: leave out pontil-resume"
-        raise RequestError(says, param="audio")
+        raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
 
 
 def release_of(claimed_stream: StreamRecord | StreamJournal) -> WorkerRelease | None:

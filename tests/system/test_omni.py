@@ -13,6 +13,7 @@ import pytest
 import torch
 from effort import by_default, is_long
 from linked_questions import check_leaving, check_linked, check_refusals
+from media_contracts import check_receipts
 from media_questions import check_answers, check_choices, check_next_turns, check_other_forms, let_see
 from oracle import settled, steady
 from picture_origin import PictureOrigin, picture_host
@@ -134,6 +135,11 @@ def test_a_next_turn_finds_what_was_seen_and_heard(site: Served) -> None:
 
 def test_several_answers_about_what_was_seen_and_heard(site: Served) -> None:
     check_choices(site)
+    settled(site)
+
+
+def test_an_answer_about_images_has_a_receipt(pair: "OmniPair", site: Served, tmp_path: Path) -> None:
+    check_receipts(site, pair, tmp_path)
     settled(site)
 
 

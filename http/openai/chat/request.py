@@ -25,6 +25,7 @@ from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.schema.reader import Fields, IgnoredFields
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class ChatRequest:
     def expanded(self, ids: list[int]) -> list[int]:
         """Return the ids of the prompt with a mark for each row of its media."""
         return ids if self.media is None else self.media.expanded(ids)
+
+    def work(self, work: Generation) -> PromptWork:
+        """Return the work of an answer in text to this prompt: with its media, where it has any."""
+        return work if self.media is None or self.audio is not None else self.media.work(work)
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:

@@ -133,7 +133,8 @@ class Preparation:
             work.wish = self.proxy.leases.wish(self.model.key, ticket.caller, kept.seconds, tokens, must=False)
             if remote is not None or self.proxy.config.graph is not None:
                 work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
-        return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
+        works = [chat_request.work(work)]
+        return ReadyChat(ticket, works, chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def kept_tokens(
         self, chat_request: ChatRequest, kept: KeptBeginning, ids: Sequence[int], limit: TextLimit
@@ -176,9 +177,10 @@ class Preparation:
 
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
-        lookup, prompts = self.proxy.dispatcher.lookup, [work.prompt for work in ready.works]
-        prefixes = await lookup.prepare(prompts, ready.ticket, self.model.key)
-        for work, prefix in zip(ready.works, prefixes, strict=False):
+        lookup, known = self.proxy.dispatcher.lookup, [(work, work.contents) for work in ready.works]
+        contents = [found for _, found in known if found is not None]
+        prefixes = await lookup.prepare(contents, ready.ticket, self.model.key)
+        for work, prefix in zip([work for work, found in known if found is not None], prefixes, strict=False):
             work.prefix = prefix
         for work in ready.works:
             if work.wish is not None and work.wish.asks:
@@ -309,7 +311,7 @@ class GenerationRoutes:
     ) -> HTTPResponse | None:
         """Submit all of the works, or none, and send the reply in this form. A stream may be one that can be
         continued."""
-        if isinstance(ready, ReadyChat) and ready.of_stages:
+        if isinstance(ready, ReadyChat) and ready.in_sound:
             return await self.say(request, ready, shape, keep)
         understood(request)
         ready = as_recorded(ready, request.ctx.request_id)
@@ -324,10 +326,10 @@ class GenerationRoutes:
     async def say(
         self, request: Request, ready: ReadyChat, shape: ReplyFormat, keep: KeepAnswer
     ) -> HTTPResponse | None:
-        """Send an answer in sound, or about recordings and images, which several stages of the model make."""
+        """Send an answer in sound."""
         understood(request)
         check_not_continued(request)
-        check_no_receipt(request, "an answer in sound, or about recordings or images,")
+        check_no_receipt(request, "an answer in sound")
         if ready.works[0].wish is not None:
             ready.works[0].wish = None
             ready.wanted.prompt.ignored.note(RETENTION.name)

@@ -18,7 +18,7 @@ from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.entry_points import entry_point, missing
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.ticket import Ticket
 
 
@@ -42,12 +42,12 @@ class Sounds(Protocol):
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply in its form, which is kept."""
+        """Submit a chat for an answer in sound, and send the reply in its form, which is kept."""
 
 
 class NoSounds:
@@ -80,12 +80,12 @@ class NoSounds:
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        raise AssertionError("a chat in sound or with media was refused before")
+        raise AssertionError("a chat in sound was refused before")
 
 
 def open_sounds(proxy: Proxy, model: ServedModel, bodies: BodyReader) -> Sounds:

@@ -23,6 +23,7 @@ from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt import MAX_MEDIA
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.sound.linked_pictures import LinkedPictures
+from pontil.http.openai.sound.shown_media import ShownMedia
 from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
@@ -34,12 +35,12 @@ from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.config.web_address import MediaHosts
 from pontil.runtime.errors import ModelError, RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.graph.medium import IMAGE, SOUND
-from pontil.runtime.stages.media.reader import MediaForms, MediaReader, PromptMedia, media_forms
+from pontil.runtime.stages.media.reader import MediaForms, MediaReader, media_forms
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
@@ -198,7 +199,7 @@ class SoundRoutes:
         async with self.linked.fetched(media) as fetched:
             whole = [fetched[medium] if isinstance(medium, LinkedPicture) else medium for medium in media]
             given = await reader.read([(kind_of(medium), medium.data, medium.place) for medium in whole])
-        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=given)
+        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=ShownMedia(given, self.runs))
 
     def open_reader(self) -> MediaReader:
         """Return the reader of media. Raises RequestError where it cannot be had, and Unavailable where no worker
@@ -251,19 +252,16 @@ class SoundRoutes:
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply, which is kept."""
+        """Submit a chat for an answer in sound, and send the reply, which is kept."""
         media, options, given = chat_request.media, dict[str, Any](), None
-        if isinstance(media, PromptMedia):
-            options, given = media.options(work.prompt), media.data
-        if chat_request.audio is None:
-            assert given is not None, "a chat that needs several stages"
-            return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape, keep)
-        assert isinstance(shape, SpokenForm)
+        if isinstance(media, ShownMedia):
+            options, given = media.given.options(work.prompt), media.given.data
+        assert isinstance(shape, SpokenForm) and chat_request.audio is not None
         options |= self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options, given)
         return await reply(request, stream, shape, keep, write=partial(shape.written, stream))

@@ -54,6 +54,13 @@ class MediaForms:
         found = {SOUND: self.sound_rows, IMAGE: self.squares}
         return tuple(kind for kind, form in found.items() if form is not None)
 
+    def medium(self, kind: str, found: MediaAnswer, size: int) -> Medium:
+        """Return what was decoded to so many bytes; a recording that is too short to be heard has no rows."""
+        if kind == IMAGE:
+            return Medium(IMAGE, found.lines * found.columns, size, found.lines, found.columns)
+        assert self.sound_rows is not None, "a model with an encoder of sound"
+        return Medium(SOUND, self.sound_rows(size // BYTES_PER_SAMPLE), size)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
@@ -77,6 +84,11 @@ class PromptMedia:
         except ValueError:
             return told
         return told | {NAMES: [list(named) for named in zip(places, self.digests, strict=True)]}
+
+    def beginning(self, ids: Sequence[int]) -> int:
+        """Return how many positions the beginning of a prompt has in which one mark stands for each medium."""
+        marked = sum(token in self.marks.values() for token in ids)
+        return len(ids) + sum(one.rows - 1 for one in self.media[:marked])
 
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.
@@ -146,13 +158,10 @@ class MediaReader:
         if found.refused is not None:
             raise RequestError(f"{place} cannot be read: {found.refused}", param=place, code=code)
         made = await of_base64(text)
-        if kind == IMAGE:
-            return Medium(IMAGE, found.lines * found.columns, len(made), found.lines, found.columns), made
-        assert self.forms.sound_rows is not None, "a model with an encoder of sound"
-        rows = self.forms.sound_rows(len(made) // BYTES_PER_SAMPLE)
-        if not rows:
+        medium = self.forms.medium(kind, found, len(made))
+        if not medium.rows:
             raise RequestError(f"{place} is too short to be heard", param=place, code=code)
-        return Medium(SOUND, rows, len(made)), made
+        return medium, made
 
     def close(self) -> None:
         self.process.end()

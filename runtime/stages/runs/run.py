@@ -9,13 +9,11 @@ from typing import Any, Protocol
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, BrokenAnswer
-from pontil.runtime.proxy.requests.generation import submits
+from pontil.runtime.proxy.requests.generation import PromptWork, submits
 from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
-from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
-from pontil.runtime.stages.graph.medium import contents_of
+from pontil.runtime.stages.graph.medium import contents_of, stated_media
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
@@ -195,15 +193,14 @@ class RunKeeper(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class StageRun(Work):
+class StageRun(PromptWork):
     """A stage's work: for a `run`, which its `keeper` begins with the first stage's request and the stages whose
     requests come `later`, to some of which bytes are `given`; or (without) a question to a node by itself, of the bytes
     in `data`. No tokens count for a question, as nothing of it is billed.
 
     `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
-    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids. `prefix` is
-    what was computed to find its prompt in caches.
+    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids.
     """
 
     graph: GraphModel
@@ -219,7 +216,6 @@ class StageRun(Work):
     text: bytearray = field(default_factory=bytearray)
     answer: tuple[int, ...] | None = None
     positions: int | None = None
-    prefix: PromptPrefix | None = None
 
     @property
     def group(self) -> str | None:
@@ -249,7 +245,7 @@ class StageRun(Work):
     @property
     def alone(self) -> Sequence[str] | None:
         """Any worker where there is nothing to hand over."""
-        return () if self.is_for_items else None
+        return () if self.is_for_items else super(StageRun, self).alone
 
     @property
     def makes_tokens(self) -> bool:
@@ -276,17 +272,15 @@ class StageRun(Work):
         """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
         return 0 if self.part is WorkPart.JOINED else len(self.prompt)
 
-    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
-        """Return the keys of the first stage's prompt. Where another stage reads its states, all of it is computed."""
+    @property
+    def contents(self) -> list[int] | None:
+        """Those of the first stage's prompt. Where another stage reads its states, all of it is computed."""
         is_read = self.run is not None and any(edge.endswith("/states") for edge in self.run.outputs(self.node.name))
-        if self.node.name != self.graph.first or not self.prompt or is_read or self.params.prompt_logprobs is not None:
-            return None
-        if self.prefix is None or self.prefix.block_size != block_size:
-            contents = contents_of(self.prompt, self.options)
-            if contents is None:
-                return None
-            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapter_digest)
-        return self.prefix
+        return None if self.node.name != self.graph.first or is_read else contents_of(self.prompt, self.options)
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        return stated_media(self.options)
 
     def awaited(self, begun: bool) -> str:
         piece = "token" if self.makes_tokens else "output"
@@ -297,6 +291,7 @@ class StageRun(Work):
         return request.times.waits_since if self.run is None else self.run.waits_since
 
     def opened(self, request: Request) -> None:
+        super(StageRun, self).opened(request)
         if self.run is None and self.keeper is not None:
             self.run = self.keeper.begin(request, self)
 
@@ -305,6 +300,7 @@ class StageRun(Work):
             self.keeper.launched(request, self.run)
 
     def ended(self, request: Request) -> None:
+        super(StageRun, self).ended(request)
         if self.run is not None and self.keeper is not None:
             self.keeper.ended(request, self.run)
 
@@ -342,7 +338,7 @@ class StageRun(Work):
         frames = self.frames if attempt or self.is_for_items else []
         return [
             replace(submit, graph=run.part(self, submit.receiver, submit.phase).to_wire(), frames=frames)
-            for submit in submits(request, sender, secret, deadline)
+            for submit in self.wished(submits(request, sender, secret, deadline))
         ]
 
     def wrong_output(self, frame: NodeOutput) -> str | None:

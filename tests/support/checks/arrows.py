@@ -239,9 +239,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/process", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/recompute": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences", "runtime/receipts",
-        "runtime/tokenizer", "runtime/wire", "runtime/worker/generate", "runtime/worker/process",
-        "runtime/worker/start",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences",
+        "runtime/loaders/facts", "runtime/receipts", "runtime/tokenizer", "runtime/wire", "runtime/worker/generate",
+        "runtime/worker/process", "runtime/worker/start",
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
@@ -259,6 +259,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/loaders",
         "runtime/models",
         "runtime/stages/graph",
+        "runtime/stages/media",
         "runtime/stages/nodes",
         "runtime/stages/orpheus",
         "runtime/stages/qwen3_omni",
