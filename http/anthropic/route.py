@@ -47,7 +47,7 @@ class MessagesRoutes:
         chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
         generation.sounds.check(chat, request)
-        chat = await generation.sounds.heard(chat, ticket)
+        chat = chat.heard(await generation.sounds.heard(chat.prompt, ticket))
         snapshot = await generation.preparation.snapshot(ticket)
         limit = TextLimit(snapshot.known_context, whole=False)
         prompt = await generation.prompts.chat(chat.prompt, limit)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 import pytest
+from media_contracts import check_lease_after_a_death
 from media_questions import QUESTIONS, TOKENS, ask, let_see, spoken
 from oracle import settled
 from served import Served, launched, wait_for
@@ -91,6 +92,12 @@ def test_killed_workers_change_nothing(site: Served, victims: tuple[str, ...], m
         assert answer.result() == calm
     for name, one in zip(victims, killed, strict=True):
         site.living(name, after=one.pid)
+    assert settled(site).free_blocks == before.free_blocks
+
+
+def test_a_lease_on_images_outlives_its_worker(site: Served) -> None:
+    before = settled(site)
+    check_lease_after_a_death(site)
     assert settled(site).free_blocks == before.free_blocks
 
 
