@@ -15,6 +15,7 @@ from effort import by_default, is_long
 from linked_questions import check_leaving, check_linked, check_refusals
 from media_contracts import check_leases, check_marks, check_receipts
 from media_questions import check_answers, check_choices, check_next_turns, check_other_forms, let_see
+from media_streams import check_changed_image
 from oracle import settled, steady
 from picture_origin import PictureOrigin, picture_host
 from served import Served, launched, wait_for
@@ -159,6 +160,7 @@ def test_images_on_the_network_are_shown_as_those_that_are_sent(site: Served, ho
     check_linked(site, host)
     check_refusals(site, host)
     check_leaving(site, host)
+    check_changed_image(site, host)
     settled(site)
 
 
