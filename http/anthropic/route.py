@@ -47,6 +47,9 @@ class MessagesRoutes:
         chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
         generation.sounds.check(chat, request)
+        if chat.prompt.media:
+            # Images are fetched and decoded for a count as for an answer.
+            generation.proxy.admissions.admit_to_rate(ticket)
         chat = chat.heard(await generation.sounds.heard(chat.prompt, ticket))
         snapshot = await generation.preparation.snapshot(ticket)
         limit = TextLimit(snapshot.known_context, whole=False)

@@ -137,7 +137,7 @@ class ResumableRoutes:
         if event is None:
             return await handler(request)
         context.since = read_event_id(event)
-        self.proxy.admissions.admit_replay(request.ctx.ticket)
+        self.proxy.admissions.admit_to_rate(request.ctx.ticket)
         claimed_stream = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.ticket)
         try:
             if context.head.get("path") != request.path:
