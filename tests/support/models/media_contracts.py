@@ -55,6 +55,11 @@ def check_receipts(served: Served, pair: "OmniPair", folder: Path) -> None:
     assert "media" not in plain["receipt"]["statement"]
     (folder / "plain").write_text(json.dumps(plain))
     assert verified(pair.path, folder / "plain").return_value == 0
+    needless = verified(pair.path, folder / "plain", *words[:2])
+    assert "its prompt has no recordings and no images: leave out --media" in str(needless.exception)
+    (folder / "config.json").write_text("{}")
+    blind = verified(folder, folder / "answer", *words)
+    assert blind.return_value != 0 and blind.exception is not None and str(blind.exception).endswith(".")
 
 
 SALTED = {"cache_salt": "leased"}
