@@ -38,6 +38,12 @@ def check_no_receipt(request: Request, what: str) -> None:
         raise RequestError(f"{what} has no receipt: leave out {HEADER}")
 
 
+def check_known(works: Sequence[PromptWork]) -> None:
+    """Raise Unavailable where nobody can state what stands in a prompt."""
+    if any(work.contents is None for work in works):
+        raise Unavailable("the encoders of recordings and images are of two kinds now: try again in a moment")
+
+
 def wanted(request: Request) -> str | None:
     """Return which receipt this request asks for, if it does: one that continues a stream, that which the stream was
     begun with."""
@@ -176,8 +182,7 @@ class ReceiptDesk:
             )
         if any(work.is_moved for work in works):
             raise RequestError(f"kv_transfer_params has others compute the prompt: leave it out, or {HEADER}")
-        if any(work.contents is None for work in works):
-            raise Unavailable("the encoders of recordings and images are of two kinds now: try again in a moment")
+        check_known(works)
         kernels = None if snapshot.any_hello is None else snapshot.any_hello.kernels
         for work in works:
             work.params = replace(work.params, top_logits=TOP_LOGITS if promises_bits(kernels) else 0)

@@ -11,7 +11,7 @@ from pontil.gpu_ops.kernels.kernel_set import TORCH
 from pontil.runtime.config.worker_config import EXACT, FAST, QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.sequences.streamed import MediaInputs
 from pontil.runtime.errors import RequestError
-from pontil.runtime.foundation.entry_points import entry_point
+from pontil.runtime.foundation.entry_points import entry_point, missing
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.loaders.facts.json_fields import read_json
 from pontil.runtime.receipts.answer_file import AnswerFile
@@ -83,7 +83,9 @@ class Recomputation:
 
     @property
     def graph(self) -> StagedModel | None:
-        """The stages of the model, if it has several."""
+        """The stages of the model, if it has several. Raises NoReceipt where they are not installed, and ModelError."""
+        if (sentence := missing("graph-of-architectures")) is not None:
+            raise NoReceipt(sentence)
         architectures = read_json(self.path / "config.json").get("architectures")
         graph: StagedModel | None = entry_point("graph-of-architectures")(architectures)
         return graph
@@ -92,6 +94,8 @@ class Recomputation:
         """Encode the recordings and images of a prompt that has any. Raises RequestError for files that have others,
         and NoReceipt where they are missing."""
         if not receipt.media:
+            if self.media:
+                raise NoReceipt("its prompt has no recordings and no images: leave out --media")
             return None
         if len(self.media) != len(receipt.media):
             says = f"its prompt has {len(receipt.media)} recordings and images, and here are {len(self.media)}"

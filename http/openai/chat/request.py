@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
-from pontil.http.fields.recording import GivenMedia
+from pontil.http.fields.recording import GivenMedia, HeardMedia
 from pontil.http.fields.sampling import (
     SAMPLING,
     THINKING_BUDGET,
@@ -49,6 +49,17 @@ class ChatRequest:
     def expanded(self, ids: list[int]) -> list[int]:
         """Return the ids of the prompt with a mark for each row of its media."""
         return ids if self.media is None else self.media.expanded(ids)
+
+    def beginning(self, ids: list[int]) -> list[int]:
+        """Return the same of ids with which the prompt begins."""
+        return ids if self.media is None else self.media.beginning(ids)
+
+    def heard(self, heard: HeardMedia) -> "ChatRequest":
+        """Return it with what stands for its recordings and images in their places."""
+        if not self.prompt.media:
+            return self
+        kept = None if self.kept is None else self.kept.heard(self.prompt, heard.texts)
+        return replace(self, prompt=self.prompt.heard(heard.texts), media=heard.media, kept=kept)
 
     def work(self, work: Generation) -> PromptWork:
         """Return the work of an answer in text to this prompt: with its media, where it has any."""

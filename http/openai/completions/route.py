@@ -131,8 +131,8 @@ class Preparation:
         if (kept := chat_request.kept) is not None:
             tokens = await self.kept_tokens(chat_request, kept, work.prompt, limit)
             work.wish = self.proxy.leases.wish(self.model.key, ticket.caller, kept.seconds, tokens, must=False)
-            if remote is not None or self.proxy.config.graph is not None:
-                work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
+            if remote is not None:
+                work.wish.refuse("what is computed by other workers is not leased")
         works = [chat_request.work(work)]
         return ReadyChat(ticket, works, chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
@@ -148,7 +148,7 @@ class Preparation:
             begun = await self.prompts.chat(kept.of(chat_request.prompt), limit, special)
         except RequestError:
             return 0
-        return common(ids, begun.ids)
+        return common(ids, chat_request.beginning(begun.ids))
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
@@ -296,7 +296,7 @@ class GenerationRoutes:
         self.sounds.check(chat_request, request)
         self.proxy.admissions.check_limits(ticket)
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
-        chat_request = await self.sounds.heard(chat_request, ticket)
+        chat_request = chat_request.heard(await self.sounds.heard(chat_request.prompt, ticket))
         if other_form:
             chat_request = replace(chat_request, sampling=replace(chat_request.sampling, max_tokens=None))
         return await self.preparation.chat(ticket, chat_request, remote=remote, most_tokens=most_tokens)

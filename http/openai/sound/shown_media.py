@@ -23,7 +23,7 @@ class ShownMedia:
     def expanded(self, ids: Sequence[int]) -> list[int]:
         return self.given.expanded(ids)
 
-    def beginning(self, ids: Sequence[int]) -> int:
+    def beginning(self, ids: Sequence[int]) -> list[int]:
         return self.given.beginning(ids)
 
     def work(self, work: Generation) -> PromptWork:

@@ -39,8 +39,13 @@ class PromptWork(Work):
 
     @property
     def stated(self) -> Mapping[str, Any]:
-        """The content of its prompt beside ids, as the statement of a receipt has it."""
+        """The content of its prompt beside ids, as a receipt states it. Ask where `contents` are known."""
         return NOTHING_MORE
+
+    def as_begun(self, begun: "Generation", stated: Mapping[str, Any]) -> "PromptWork":
+        """Return the work with which a proxy goes on with what was `begun`, of which this was read again, and in whose
+        prompt this was `stated`. Raises RequestError for another prompt."""
+        return begun
 
     def wished(self, messages: Sequence[Submit]) -> Sequence[Submit]:
         """Return messages that start an attempt with the lease that is asked for, if one is."""

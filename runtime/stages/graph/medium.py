@@ -116,6 +116,13 @@ def stated_media(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"media": told, "encoder": {"fingerprint": identity, "dtype": dtype, "kernels": kernels}}
 
 
+def options_of(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that name the media of a statement, and their encoder."""
+    told = stated["encoder"]
+    named = [[one["place"], one["digest"]] for one in stated["media"]]
+    return {NAMES: named, ENCODER: [told["fingerprint"], told["dtype"], told["kernels"]]}
+
+
 def name_of(digest: bytes, encoder: Sequence[str]) -> int:
     """Return the number that stands for a medium as this encoder sees it."""
     named = hashlib.blake2b(digest + repr(list(encoder)).encode(), digest_size=OTHER_BYTES, person=b"medium")

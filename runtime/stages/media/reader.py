@@ -4,6 +4,7 @@
 import asyncio
 import base64
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -85,26 +86,20 @@ class PromptMedia:
             return told
         return told | {NAMES: [list(named) for named in zip(places, self.digests, strict=True)]}
 
-    def beginning(self, ids: Sequence[int]) -> int:
-        """Return how many positions the beginning of a prompt has in which one mark stands for each medium."""
-        marked = sum(token in self.marks.values() for token in ids)
-        return len(ids) + sum(one.rows - 1 for one in self.media[:marked])
-
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.
         Raises RequestError for a text that has such marks itself."""
-        known, left, made = set(self.marks.values()), list(self.media), list[int]()
-        for token in ids:
-            if token not in known:
-                made.append(token)
-            elif left and self.marks[left[0].kind] == token:
-                made += [token] * left.pop(0).rows
-            else:
-                left = []
-                break
-        if left or [token for token in ids if token in known] != [self.marks[one.kind] for one in self.media]:
+        known = set(self.marks.values())
+        if [token for token in ids if token in known] != [self.marks[one.kind] for one in self.media]:
             says = "messages hold a special token that stands for a recording or an image: leave it out of the text"
             raise RequestError(says, param="messages")
+        return self.beginning(ids)
+
+    def beginning(self, ids: Sequence[int]) -> list[int]:
+        """Return the same of ids with which the prompt begins, whose marks are those of its first media."""
+        known, left, made = set(self.marks.values()), deque(self.media), list[int]()
+        for token in ids:
+            made += [token] * (left.popleft().rows if token in known and left else 1)
         return made
 
 

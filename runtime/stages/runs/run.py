@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, BrokenAnswer
-from pontil.runtime.proxy.requests.generation import PromptWork, submits
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork, submits
 from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
-from pontil.runtime.stages.graph.medium import contents_of, stated_media
+from pontil.runtime.stages.graph.medium import contents_of, options_of, stated_media
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
@@ -76,7 +76,10 @@ class Run:
         self.given = work.given
         # The stages that take part: an edge to any other is as if it were not there.
         self.stages = {work.node.name, *(node.name for node in work.later)}
-        self.workers, self.id, self.secret = workers, first.id, secrets.token_hex(SECRET_BYTES)
+        self.workers, self.secret = workers, secrets.token_hex(SECRET_BYTES)
+        # Another proxy may have begun it, whose run workers may still know.
+        begun = first.attempts.number + 1
+        self.id = f"{first.id}.{begun}" if begun else first.id
         self.requests = {work.node.name: first}
         self.replays: dict[str, Request] = {}
         self.replayed: dict[str, int] = {}
@@ -281,6 +284,11 @@ class StageRun(PromptWork):
     @property
     def stated(self) -> Mapping[str, Any]:
         return stated_media(self.options)
+
+    def as_begun(self, begun: Generation, stated: Mapping[str, Any]) -> "StageRun":
+        """Return the run of the prompt that was begun, encoded as it was then."""
+        options = {**self.options, **(options_of(stated) if stated else {})}
+        return replace(self, prompt=begun.prompt, params=begun.params, options=options, prefix=None, wish=None)
 
     def awaited(self, begun: bool) -> str:
         piece = "token" if self.makes_tokens else "output"

@@ -96,8 +96,8 @@ class PrefixLeases:
             return
         wish = AskedLease.of(request)
         try:
-            if not self.machine.scheduler.prefix.enabled or request.sequence.streams.media is not None:
-                raise LeaseRefused("what is found by its tokens alone can be leased: no images, and no recordings")
+            if not self.machine.scheduler.prefix.enabled or request.sequence.prefix.salt != request.submit.cache_salt:
+                raise LeaseRefused("no other request finds this prompt, so that it is not leased")
             self.book.promise(wish.id, wish.owner, self.blocks(wish))
         except LeaseRefused as error:
             if wish.must:
@@ -117,9 +117,16 @@ class PrefixLeases:
                 request, wish = self.asked.pop(output.sequence.id)
                 keys = tuple(self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)])
                 began = now if wish.age is None else request.arrived - wish.age
-                tokens = request.submit.prompt[: len(keys) * self.book.block_size]
-                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
-                self.grant(wish, request.proxy, keys, LeaseTerm(self.size(keys), began, wish.seconds), now, prompt)
+                term = LeaseTerm(self.size(keys), began, wish.seconds)
+                self.grant(wish, request.proxy, keys, term, now, self.prompt_of(request, len(keys)))
+
+    def prompt_of(self, request: WorkerRequest, blocks: int) -> LeasedPrompt:
+        """Return the beginning of a prompt, from which another worker can compute so many blocks; an unknown one where
+        they are made of more than ids."""
+        tokens = request.submit.prompt[: blocks * self.book.block_size]
+        if (request.sequence.prefix.contents or tokens)[: len(tokens)] != tokens:
+            return UNKNOWN_PROMPT
+        return LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
 
     def size(self, keys: Sequence[Key]) -> int:
         return len(keys) * self.book.block_bytes

@@ -14,7 +14,8 @@ from workers import ScriptedProxy, greedy, open_worker, prompt
 
 from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME
-from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Submit, Tokens
+from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 # Four whole blocks and a part.
 LONG = prompt(70)
@@ -310,3 +311,31 @@ def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace)
     order(place, RESUME, 7200, owner="ada", keys=state.keys, age=2.5, moves=4)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded", "held"])
     assert place.proxy.leases[-1].moves == 4
+
+
+def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
+    place: WorkerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an image in its second block: it is found by the same one, and nobody can compute it from its ids. One
+    that no other request finds is not leased."""
+    worker = place.start(**ROOM)
+    make, image, salts = worker.stage.make_request, [1 << 127 | 7], list[str]()
+
+    def shown(submit: Submit) -> WorkerRequest:
+        request = make(submit)
+        request.sequence.prefix.contents = [*LONG[:20], *image, *LONG[21:]]
+        request.sequence.prefix.salt = salts[0] if salts else request.sequence.prefix.salt
+        return request
+
+    monkeypatch.setattr(worker.stage, "make_request", shown)
+    ask(place, "leased", LONG, lease=lease())
+    ask(place, "begun", LONG, lease=lease("prefix-2", tokens=16))
+    first, second = place.proxy.leases
+    assert (first.state, first.tokens, first.prompt) == ("held", 64, b"")
+    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", "").ids)
+    assert cached(place, "again") >= 64
+    image[0] += 1
+    assert 16 <= cached(place, "other") <= 20
+    salts.append("its own")
+    ask(place, "alone", LONG, lease=lease("prefix-3"))
+    assert states(place.proxy, "prefix-3") == ["refused"]
