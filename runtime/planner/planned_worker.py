@@ -96,8 +96,10 @@ class CostedRunner:
         return Launched(lambda: sampled)
 
     def run(self, batch: Batch) -> list[Sampled]:
-        sampling = [span for span in batch.spans if span.samples]
-        sampled = [self.sampled(span, choice) for span in sampling for choice in span.sequence.choices]
+        sampled = list[Sampled]()
+        for span in batch.spans:
+            if span.samples:
+                sampled += [self.sampled(span, choice) for choice in span.sequence.choices]
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
@@ -169,6 +171,7 @@ class PlannedWorker(CoreProcess):
                 tier = PlannedTierStore(self, self.worker, model.tier_blocks, model.costs, model.profile)
                 self.worker.machine.scheduler.tier.use(tier)
             self.loop.begin()
+        self.turn_seconds = model.profile.host.worker_turn / 1e3
         self.notify()
 
     @property
@@ -216,7 +219,7 @@ class PlannedWorker(CoreProcess):
 
     def turn(self) -> float | None:
         self.loop.turn()
-        self.ahead += self.runner.host.worker_turn / 1e3
+        self.ahead += self.turn_seconds
         return self.world.time + self.ahead + self.loop.patience
 
 
