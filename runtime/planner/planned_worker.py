@@ -171,7 +171,6 @@ class PlannedWorker(CoreProcess):
                 tier = PlannedTierStore(self, self.worker, model.tier_blocks, model.costs, model.profile)
                 self.worker.machine.scheduler.tier.use(tier)
             self.loop.begin()
-        self.turn_seconds = model.profile.host.worker_turn / 1e3
         self.notify()
 
     @property
@@ -219,7 +218,7 @@ class PlannedWorker(CoreProcess):
 
     def turn(self) -> float | None:
         self.loop.turn()
-        self.ahead += self.turn_seconds
+        self.ahead += self.runner.host.worker_turn / 1e3
         return self.world.time + self.ahead + self.loop.patience
 
 

@@ -77,6 +77,9 @@ class PeerConnection:
         """Return whether what was heard of the peer came over the connection of now."""
         return self.socket is not None and self.socket.breaks(now) == self.breaks
 
+    def is_late(self, now: float) -> bool:
+        return self.state is HandshakeState.GREETING and now >= self.deadline
+
     def has_broken(self, now: float) -> bool:
         """Return whether the open connection has ended since the last call."""
         before, self.breaks = self.breaks, self.breaks if self.socket is None else self.socket.breaks(now)

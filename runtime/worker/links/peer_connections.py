@@ -204,7 +204,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
         for connection in list(self.by_peer.values()):
             if connection.state is HandshakeState.FAILED:
                 self.silence(connection)
-            elif connection.state is HandshakeState.GREETING and now >= connection.deadline:
+            elif connection.is_late(now):
                 connection.lose(f"the prefill worker did not answer within {connection.patience:g} s", now)
                 lost.append(connection.peer)
             elif looking and connection.has_broken(now) and self.greeting is not None:
