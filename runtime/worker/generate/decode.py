@@ -134,14 +134,13 @@ class DecodeSide:
 
     def admit(self) -> None:
         """Let the scheduler admit waiting requests in its order, and fail those whose peer has failed."""
-        if self.waiting:
-            self.fail_waiting()
+        self.fail_waiting()
         if self.waiting:
             self.machine.scheduler.admit(in_step=False)
 
     def fail_waiting(self) -> None:
         """Fail the waiting requests whose peer has failed or is lost."""
-        failed = self.peers.failed
+        failed = self.peers.failed if self.waiting else {}
         for request in [request for request in self.waiting if request.submit.peer in failed] if failed else ():
             self.waiting.remove(request)
             reason = failed[str(request.submit.peer)]
@@ -304,11 +303,12 @@ class DecodeSide:
     def tick(self, now: float) -> None:
         """Check handshake deadlines, renew leases, and fail the transfers of peers that ended. The KV receiver checks
         the deadlines of transfers. All of it depends on connections to peers."""
-        for peer in self.peers.flush(now) if self.peers.outbox.backlogs else ():
+        if not self.peers.by_peer:
+            return
+        for peer in self.peers.flush(now):
             self.lose_peer(peer, now, f"the prefill worker took no message for {PATIENCE:.0f} s")
         # Before a peer that was lost for long is forgotten.
-        if self.waiting:
-            self.fail_waiting()
+        self.fail_waiting()
         for peer in self.peers.tick(now):
             self.fail_transfers(peer, now, self.peers[peer].reason)
         for parked in self.parked.values():

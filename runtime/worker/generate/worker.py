@@ -191,8 +191,7 @@ class Worker(Workload):
     def tick(self, now: float) -> None:
         """Check all deadlines."""
         self.prefill.tick(now)
-        if self.decode.peers.by_peer:
-            self.decode.tick(now)
+        self.decode.tick(now)
         for key, reason in self.stage.tick(now):
             if request := self.requests.get(key):
                 self.cancel(request, now, Failure(reason, 503))

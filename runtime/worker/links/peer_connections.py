@@ -192,7 +192,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def flush(self, now: float) -> list[str]:
         """Send queued messages. Return the peers that accept none."""
-        return list(self.outbox.flush(now))
+        return list(self.outbox.flush(now)) if self.outbox.backlogs else []
 
     def tick(self, now: float) -> list[str]:
         """Give up handshakes that failed, and connect again to peers that are not heard. Return those that are lost
@@ -216,7 +216,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
             if connection.state is HandshakeState.LOST and now - connection.lost_at >= LONGEST_LOSS:
                 self.hang_up(connection.peer)
         for connection in list(self.by_peer.values()):
-            if not connection.renewal.heard and connection.is_unheard(now):
+            if connection.is_unheard(now):
                 self.connect_again(connection, now)
         return lost
 
