@@ -89,8 +89,6 @@ class KnownAdapters:
     @property
     def has_retired(self) -> bool:
         """Return whether an adapter without a name is in memory, or too many are known."""
-        if not self.by_digest:
-            return False
         named = {*self.by_name.values()}
         idle = [one for digest, one in self.by_digest.items() if digest not in named]
         return len(idle) > MOST_RETIRED or any(one.is_loaded for one in idle)

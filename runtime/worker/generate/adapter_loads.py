@@ -76,10 +76,11 @@ class AdapterLoads:
     def poll(self, in_use: Callable[[], Iterable[str]]) -> list[WorkerRequest]:
         """Take what was read. Return the requests whose adapters are in memory now, in order: none before one that
         waits for room, or room would never come."""
-        for read in self.parts.take():
+        # Most workers never read one.
+        for read in self.parts.take() if self.parts.last else ():
             self.take(read)
         started: list[WorkerRequest] = []
-        for digest in [digest for digest in self.ready if not self.is_awaited(digest)]:
+        for digest in [digest for digest in self.ready if not self.is_awaited(digest)] if self.ready else ():
             # Nobody asks for it yet: it takes nobody's room.
             if self.known.memory is not None and self.known.nbytes + self.ready[digest].nbytes > self.known.memory:
                 self.parts.drop(self.ready.pop(digest))

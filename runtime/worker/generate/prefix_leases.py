@@ -176,7 +176,8 @@ class PrefixLeases:
 
     def tick(self, requests: Container[str], now: float) -> None:
         """End what is over, and what is lost."""
-        self.book.expire(now)
+        if self.book.ends:
+            self.book.expire(now)
         self.book.settle(now)
         for key in [key for key in self.asked if key not in requests] if self.asked else ():
             _, wish = self.asked.pop(key)

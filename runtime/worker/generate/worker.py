@@ -42,6 +42,7 @@ logger = logging.getLogger("pontil.worker")
 # Seconds until a peer that takes no messages is tried again, and a step when every block is promised to another
 # sequence.
 CONGESTION_PAUSE = STALL_PAUSE = 0.005
+BUSY = Outlook(True, False, 0.0)
 TOO_LATE = Failure("no worker had room for the request before its deadline", 503, late=True)
 # Seconds from one check of the prompts to the next.
 LOOK_EVERY = 0.5
@@ -175,12 +176,13 @@ class Worker(Workload):
 
     def take_messages(self, now: float) -> None:
         """Handle what peers and followers have sent."""
-        for message in self.peers_in.receive_all():
-            if self.sockets.is_mine(message) and not self.stage.take(message, now):
-                self.prefill.take(message, now)
-        for message in self.decode.peers.receive_all():
-            if self.sockets.is_mine(message):
-                self.decode.take(message, now)
+        if not self.sockets.poller.is_quiet:
+            for message in self.peers_in.receive_all():
+                if self.sockets.is_mine(message) and not self.stage.take(message, now):
+                    self.prefill.take(message, now)
+            for message in self.decode.peers.receive_all():
+                if self.sockets.is_mine(message):
+                    self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
             self.adapters.loads.parts.answered(done)
@@ -204,19 +206,22 @@ class Worker(Workload):
 
     def outlook(self) -> Outlook:
         engine, are_due = self.machine.engine, self.machine.rounds.are_due
-        if engine.has_work and engine.sequences:
+        has_work = engine.has_work
+        if has_work and engine.sequences:
             # In nearly every turn under load.
+            if not (engine.scheduler.stalled or are_due):
+                return BUSY
             return Outlook(True, False, STALL_PAUSE if engine.scheduler.stalled else 0.0, is_awaited=are_due)
         owed = bool(self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs)
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
         ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
-        if engine.has_work:
+        if has_work:
             patience = STALL_PAUSE if engine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
-        return Outlook(engine.has_work, is_idle, patience, is_awaited=are_due)
+        return Outlook(has_work, is_idle, patience, is_awaited=are_due)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()

@@ -69,7 +69,8 @@ class WorkerAdapters:
 
     def tick(self, in_use: Callable[[], Iterable[str]]) -> None:
         """Free what is not used any more, and tell each proxy what changed, and a new one everything."""
-        self.loads.retire(in_use)
+        if self.loads.known.by_digest:
+            self.loads.retire(in_use)
         changed, self.loads.changed = self.loads.changed, False
         for place, link in enumerate(self.links.links):
             registration = link.registration
