@@ -117,7 +117,8 @@ class PrefixLeases:
                 keys = tuple(self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)])
                 began = now if wish.age is None else request.arrived - wish.age
                 tokens = request.submit.prompt[: len(keys) * self.book.block_size]
-                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
+                submit = request.submit
+                prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter, submit.adapter_directory)
                 self.grant(wish, request.proxy, keys, LeaseTerm(self.size(keys), began, wish.seconds), now, prompt)
 
     def size(self, keys: Sequence[Key]) -> int:
@@ -162,7 +163,7 @@ class PrefixLeases:
             wish = AskedLease(order.lease_id, *about, must=True, moves=min(max(0, order.moves), MOST_MOVES))
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
-                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter)
+                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter, order.adapter_directory)
                 prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
@@ -231,9 +232,10 @@ class PrefixLeases:
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        prompt_fields = prompt.ids, prompt.salt, prompt.adapter
-        age = max(0.0, until - term.began)
-        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, lease.moves)
+        age, moves, directory = max(0.0, until - term.began), lease.moves, prompt.directory
+        return LeaseState(
+            self.incarnation, proxy, *about, age, term.reason, keys, *prompt.fields, moves, adapter_directory=directory
+        )
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""
