@@ -141,6 +141,9 @@ class AdapterOperator:
                 self.history.begin(name, None).done_at = self.world.now()
             else:
                 self.check(reader, LOAD)
+                if value == UNREADABLE:
+                    # It may be taken back, by a proxy that dies before it says so.
+                    self.history.begin(name, None)
             self.go_on()
 
         body = {"lora_name": name, "lora_path": f"{self.clients.plan.adapter_folder}/{directory}"}

@@ -44,9 +44,9 @@ class WorkerAdapters:
         """Merge what a proxy knows. It is answered also where that is no news."""
         for name in self.book.take(message):
             change = self.book.changes[name]
-            if change.digest and not self.may_read(change.directory):
+            if change.stands_for and not self.may_read(change.directory):
                 self.loads.checks.failed[change.digest] = f"{change.directory} is not in its --adapter-directory"
-            elif change.digest:
+            elif change.stands_for:
                 self.loads.known.learn(name, change.digest, change.directory)
                 self.loads.want(change.digest)
             else:
@@ -83,4 +83,5 @@ class WorkerAdapters:
         checks, named = self.loads.checks, self.book.named({})
         loaded = {name: digest for name, digest in named.items() if digest in checks.loaded}
         failed = {name: checks.failed[digest] for name, digest in named.items() if digest in checks.failed}
-        return AdapterState(self.incarnation, proxy, *self.book.fields, loaded, failed, self.loads.memory)
+        told = {"loaded": loaded, "failed": failed, "memory": self.loads.memory}
+        return AdapterState(self.incarnation, proxy, **self.book.fields, **told)
