@@ -254,7 +254,7 @@ class Worker(Workload):
         while self.adapters.loads.failed:
             request, reason, status = self.adapters.loads.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
-        self.adapters.tick(self.used_adapters)
+        self.adapters.tick(self.used_adapters, lambda: [one.submit.adapter for one in self.requests.values()])
         self.stage.keep_only(self.requests, now)
         self.leases.reporters.tell()
         self.leases.tick(self.requests, now)

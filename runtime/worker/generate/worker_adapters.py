@@ -23,7 +23,8 @@ def loads_adapters(config: WorkerConfig, machine: WorkerResources) -> bool:
 def open_loads(sockets: WorkerSockets, machine: WorkerResources) -> AdapterLoads:
     """Return the adapters in memory of a worker and its other ranks."""
     reader = AdapterReader(machine.model_adapters, sockets.poller.wake, sockets.failures)
-    made = AdapterLoads(machine.adapters, AdapterParts(machine.model_adapters, reader, machine.driver.orders))
+    parts = AdapterParts(machine.model_adapters, reader, machine.driver.orders)
+    made = AdapterLoads(machine.adapters, parts, machine.scheduler.answer_recompute.forget)
     sockets.closing.callback(made.close)
     return made
 
@@ -67,9 +68,9 @@ class WorkerAdapters:
         path = Path(directory).resolve()
         return any(path.is_relative_to(Path(root).resolve()) for root in self.directories)
 
-    def tick(self, in_use: Callable[[], Iterable[str]]) -> None:
+    def tick(self, in_use: Callable[[], Iterable[str]], asked: Callable[[], Iterable[str]]) -> None:
         """Free what is not used any more, and tell each proxy what changed, and a new one everything."""
-        self.loads.retire(in_use)
+        self.loads.retire(in_use, asked)
         changed, self.loads.changed = self.loads.changed, False
         for place, link in enumerate(self.links.links):
             registration = link.registration
