@@ -104,7 +104,7 @@ class LeasedPrompt:
 
     @property
     def fields(self) -> tuple[bytes, str, str]:
-        """What messages have of it behind each other."""
+        """The ids, the salt and the digest, as messages have them behind each other."""
         return self.ids, self.salt, self.adapter
 
     @property

@@ -7,7 +7,7 @@ a limit: adapters that were used longest ago leave it, and are read again when o
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
@@ -151,18 +151,16 @@ class AdapterLoads:
         self.left(digest)
         one.is_loaded, self.changed = False, True
 
-    def retire(self, in_use: Callable[[], Iterable[str]], asked: Callable[[], Iterable[str]]) -> None:
-        """Free the memory of adapters that have no name any more, once nobody uses them, and forget them once no
-        request has `asked` for them: who comes with one later says where its files are."""
+    def retire(self, asked: Callable[[], Container[str]]) -> None:
+        """Free the memory of adapters that have no name any more, and forget them, once no request has `asked` for
+        them: who comes with one later says where its files are."""
         if not (nameless := self.known.nameless):
             return
-        used = {*in_use(), *(request.submit.adapter for request in self.waiting)}
-        known = used.union(asked())
-        for digest in [one.used.digest for one in nameless]:
-            if self.known.by_digest[digest].is_loaded and digest not in used:
-                self.leave(digest)
-            if digest not in known:
-                self.forget(digest)
+        digests = asked()
+        for one in [one for one in nameless if one.used.digest not in digests]:
+            if one.is_loaded:
+                self.leave(one.used.digest)
+            self.forget(one.used.digest)
 
     def forget(self, digest: str) -> None:
         """Know nothing more of an adapter that is not in memory, nor that it was loaded once: its files may change."""

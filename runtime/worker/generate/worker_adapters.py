@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapters that come to a worker, and leave it, while it runs, and what proxies are told of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -68,9 +68,9 @@ class WorkerAdapters:
         path = Path(directory).resolve()
         return any(path.is_relative_to(Path(root).resolve()) for root in self.directories)
 
-    def tick(self, in_use: Callable[[], Iterable[str]], asked: Callable[[], Iterable[str]]) -> None:
-        """Free what is not used any more, and tell each proxy what changed, and a new one everything."""
-        self.loads.retire(in_use, asked)
+    def tick(self, asked: Callable[[], Container[str]]) -> None:
+        """Free what no request asks for any more, and tell each proxy what changed, and a new one everything."""
+        self.loads.retire(asked)
         changed, self.loads.changed = self.loads.changed, False
         for place, link in enumerate(self.links.links):
             registration = link.registration

@@ -59,7 +59,7 @@ class Loads:
         return [one.submit.adapter for one in self.running]
 
     def retire(self) -> None:
-        self.loads.retire(self.used, self.used)
+        self.loads.retire(self.used)
 
     def turn(self) -> str:
         """Read what is to be read, and return the names of those that started."""
@@ -161,15 +161,11 @@ def test_an_adapter_without_a_name_leaves_memory_after_its_last_request(made: Ca
     loads.retire()
     assert loads.memory == "ab" and not loads.left
     loads.running.pop(0)
-    # One that waits for another worker asks for it, and does not use it yet: it is read once more.
-    loads.loads.retire(loads.used, lambda: [DIGESTS["a"]])
-    assert loads.memory == "b" and loads.left == [DIGESTS["a"]]
-    loads.ask("a")
+    # One that waits for another worker asks for it, and does not use it yet.
+    loads.loads.retire(lambda: [DIGESTS["a"]])
+    assert loads.memory == "ab" and not loads.left
     loads.retire()
-    assert loads.turn() == "a" and loads.memory == "ab"
-    loads.running.clear()
-    loads.retire()
-    assert DIGESTS["a"] not in loads.known.by_digest and loads.memory == "b"
+    assert loads.memory == "b" and loads.left == [DIGESTS["a"]] and DIGESTS["a"] not in loads.known.by_digest
     # Its number is free, and what is said of its files is not said of those that are there later.
     assert loads.known.learn("e", "ee" * 32, "/e").used.number == 0 and DIGESTS["a"] not in loads.loads.checks.loaded
 
@@ -197,7 +193,7 @@ def test_any_number_of_unloaded_adapters_is_known_while_requests_ask_for_them(
         loads.known.learn(str(number), digest, f"/{number}")
     for number in range(100):
         loads.known.unname(str(number))
-    loads.loads.retire(loads.used, lambda: digests)
+    loads.loads.retire(lambda: digests)
     for digest in digests:
         request = cast(WorkerRequest, SimpleNamespace(submit=SimpleNamespace(adapter=digest), name="+"))
         assert not loads.loads.submit(request) and loads.turn() == "+"
@@ -241,30 +237,30 @@ def table(**changes: tuple[int, str]) -> AdapterTable:
 def test_a_proxy_is_told_what_became_of_its_changes(made: Callable[[int | None], Loads]) -> None:
     loads, link = made(None), LoadLink()
     adapters = WorkerAdapters("w", cast(ProxyLinks, SimpleNamespace(links=[link])), loads.loads, ("/a", "/b"))
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert [one.changes for one in link.sent] == [{}], "a new proxy, of the names of the launch"
     adapters.take(table(x=(1, "a"), y=(2, "c"), z=(3, "b")))
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert not link.sent[-1].loaded and link.sent[-1].failed == {"y": "/c is not in its --adapter-directory"}
     del loads.files["/b"]
     loads.turn()
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     told = link.sent[-1]
     assert told.loaded == {"x": DIGESTS["a"]} and told.memory == [DIGESTS["a"]]
     assert told.failed.keys() == {"y", "z"} and "is gone" in told.failed["z"]
     count = len(link.sent)
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert len(link.sent) == count, "nothing is new"
     # An older change changes nothing, but is answered; a proxy that begins anew is told all.
     adapters.take(table(x=(0, "b")))
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert len(link.sent) == count + 1 and link.sent[-1].digests["x"] == DIGESTS["a"]
     link.proxy, link.registration = "q", ("q", 0)
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert len(link.sent) == count + 2 and link.sent[-1].receiver == "q"
     del loads.known.by_name["a"]
     adapters.take(table(x=(4, "")))
-    adapters.tick(loads.used, loads.used)
+    adapters.tick(loads.used)
     assert link.sent[-1].changes["x"] == 4 and not link.sent[-1].loaded and not link.sent[-1].memory
 
 
