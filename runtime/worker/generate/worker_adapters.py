@@ -84,5 +84,5 @@ class WorkerAdapters:
         checks, named = self.loads.checks, self.book.named({})
         loaded = {name: digest for name, digest in named.items() if digest in checks.loaded}
         failed = {name: checks.failed[digest] for name, digest in named.items() if digest in checks.failed}
-        told = {"loaded": loaded, "failed": failed, "memory": self.loads.memory}
-        return AdapterState(self.incarnation, proxy, **self.book.fields, **told)
+        known, memory = self.book.fields, self.loads.memory
+        return AdapterState(self.incarnation, proxy, **known, loaded=loaded, failed=failed, memory=memory)

@@ -89,8 +89,9 @@ class LeasingWorker(ScriptedWorker):
                 return
             blocks = len(order.keys) // 16
             size = blocks * BLOCK_BYTES
-            told = order.keys, order.prompt, order.salt, order.adapter, order.moves, order.adapter_directory
+            told = order.keys, order.prompt, order.salt, order.adapter, order.moves
             state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, None, *told)
+            state = replace(state, adapter_directory=order.adapter_directory)
             self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:
