@@ -212,7 +212,7 @@ class AdapterClients:
 def with_adapters(plan: SitePlan, chance: random.Random, model: TinyModel) -> SitePlan:
     """Draw whether a seed has such clients, and workers with memory for a few adapters only."""
     has, is_bounded, room = chance.random() < SHARE, chance.random() < BOUNDED, chance.choice(ROOM)
-    # Who swaps roles waits for room, or shows nothing.
+    # A swap shows something only where there is want of room.
     is_bounded, room = is_bounded or plan.swaps > 0, min(ROOM) if plan.swaps else room
     if not (has if plan.adapters < 0 else plan.adapters) or plan.tenants or plan.staged is not None:
         return plan
