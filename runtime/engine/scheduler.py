@@ -328,24 +328,18 @@ class Scheduler:
             receiver.receive(tokens)
         return sequences
 
-    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> list[Sequence]:
-        """Queue a sequence whose KV will not arrive, to be computed in this engine: from its first token on, or where
-        first tokens are known all of its choices. The first one leaves the prompt's blocks for the others to find
-        (C12)."""
-        sequence.remote_prefill = None
-        was_parked = sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
-        if was_parked:
-            self.queues.remove(sequence)
+    def take_back(self, sequence: Sequence, reached: int = 0, arrived: int = 0) -> None:
+        """Remove a sequence that was parked, or is to be, without ending it: it may be added, to be computed here. That
+        was computed elsewhere up to position `reached`. What has `arrived` of its KV is left in the prefix cache; its
+        blocks and its seat are free."""
+        self.queues.remove(sequence)
+        self.prefix.drop(sequence)
+        sequence.remote_prefill, sequence.history.reached = None, reached
+        if sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS:
+            self.prefix.register(sequence, sequence.computed, arrived)
             self.memory.give_back(sequence)
             sequence.computed = 0
             sequence.move(SequenceState.WAITING)
-        sequences = [sequence]
-        if known is not None:
-            sequence.history.reached = len(sequence.prompt)
-            sequences = self.receive(sequence, known)
-        if was_parked:
-            self.queues.wait(sequence)
-        return sequences
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """Return a sequence for one more choice, which shares every block of the stem."""

@@ -19,10 +19,10 @@ REFUSED = "refused"
 class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
-    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
-    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains, or the proxy that bills
-    it has ended it; to "let_go" of it the same, as another one has it, which took it later: by more `moves` than this
-    worker. Answered by a LeaseState if that changes anything."""
+    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt`, `adapter` and
+    `adapter_directory` are as in LeaseState. To "refund" it is to end it, as no other worker takes it from one that
+    drains, or the proxy that bills it has ended it; to "let_go" of it the same, as another one has it, which took it
+    later: by more `moves` than this worker. Answered by a LeaseState if that changes anything."""
 
     sender: str
     receiver: str
@@ -36,6 +36,7 @@ class LeaseOrder:
     salt: str = ""
     adapter: str = ""
     moves: int = 0
+    adapter_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,10 @@ class LeaseState:
     and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
     it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
     refused or refunded. It is sent before the tokens of the step that computed its prompt. The `prompt`, token ids of 4
-    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest. The
-    sender was given it by so many `moves` from one worker to another: of two that hold it, the one with more has it."""
+    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest, of
+    which the `adapter_directory` has the files where it came while the launch runs: who begins later knows no other
+    way to it. The sender was given it by so many `moves` from one worker to another: of two that hold it, the one with
+    more has it."""
 
     sender: str
     receiver: str
@@ -63,6 +66,7 @@ class LeaseState:
     salt: str = ""
     adapter: str = ""
     moves: int = 0
+    adapter_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

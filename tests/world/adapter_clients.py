@@ -142,6 +142,9 @@ class AdapterOperator:
                 self.history.begin(name, None).done_at = self.world.now()
             else:
                 self.check(reader, LOAD)
+                if value == UNREADABLE:
+                    # It may be taken back, by a proxy that dies before it says so.
+                    self.history.begin(name, None)
             self.go_on()
 
         body = {"lora_name": name, "lora_path": f"{self.clients.plan.adapter_folder}/{directory}"}
@@ -210,6 +213,8 @@ class AdapterClients:
 def with_adapters(plan: SitePlan, chance: random.Random, model: TinyModel) -> SitePlan:
     """Draw whether a seed has such clients, and workers with memory for a few adapters only."""
     has, is_bounded, room = chance.random() < SHARE, chance.random() < BOUNDED, chance.choice(ROOM)
+    # A swap shows something only where there is want of room.
+    is_bounded, room = is_bounded or plan.swaps > 0, min(ROOM) if plan.swaps else room
     if not (has if plan.adapters < 0 else plan.adapters) or plan.tenants or plan.staged is not None:
         return plan
     # Each rank has all of one here.

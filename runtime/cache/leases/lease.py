@@ -90,15 +90,22 @@ ID_BYTES = array("I").itemsize
 @dataclass(frozen=True, slots=True)
 class LeasedPrompt:
     """The prompt behind the keys of a lease, from which another worker can compute its blocks: token `ids`, one behind
-    the other, the salt, and the digest of the adapter. Without ids it is not known."""
+    the other, the salt, and the digest of the adapter, with the directory of its files where it came while the launch
+    runs. Without ids it is not known."""
 
     ids: bytes = field(default=b"", repr=False)
     salt: str = ""
     adapter: str = ""
+    directory: str = ""
 
     @classmethod
-    def of(cls, tokens: Sequence[int], salt: str, adapter: str) -> "LeasedPrompt":
-        return cls(array("I", tokens).tobytes(), salt, adapter)
+    def of(cls, tokens: Sequence[int], salt: str, adapter: str, directory: str) -> "LeasedPrompt":
+        return cls(array("I", tokens).tobytes(), salt, adapter, directory)
+
+    @property
+    def fields(self) -> tuple[bytes, str, str]:
+        """The ids, the salt and the digest, as messages have them behind each other."""
+        return self.ids, self.salt, self.adapter
 
     @property
     def tokens(self) -> list[int]:

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
@@ -138,10 +139,10 @@ class FleetAdapters:
         return self.change(name, AdapterChange(self.book.next_number, "", ""))
 
     def retract(self, name: str, change: AdapterChange) -> None:
-        """Unload what a change was to load. Whoever has loaded something else after it has a number as high, which
-        counts more than an unload of that number."""
+        """Unload what a change was to load, and nothing else that was loaded meanwhile, whether or not it was heard of
+        here."""
         LOG.info("the adapter %s is not loaded", name)
-        self.change(name, AdapterChange(change.number + 1, "", ""))
+        self.change(name, replace(change, retracted=True))
 
     def change(self, name: str, change: AdapterChange) -> AdapterChange:
         self.book.merge({name: change})
@@ -156,7 +157,7 @@ class FleetAdapters:
     def tell_worker(self, hello: Hello) -> None:
         self.waits_until = min(self.waits_until, time.monotonic() + MEETS_WITHIN)
         if hello.loads_adapters and self.book.changes and self.registry.group_at(hello.sender) is None:
-            self.send(AdapterTable(self.incarnation, hello.sender, *self.book.fields))
+            self.send(AdapterTable(self.incarnation, hello.sender, **self.book.fields))
 
     def on_state(self, message: AdapterState) -> None:
         """Take what a worker knows, and what became of it there."""

@@ -283,8 +283,8 @@ class FleetLeases:
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
         about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
-        prompt = view.prompt.ids, view.prompt.salt, view.prompt.adapter
-        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves))
+        prompt, directory = view.prompt.fields, view.prompt.directory
+        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, directory))
 
     def age(self, view: LeaseView) -> float:
         return max(0.0, self.clock() - view.term.began)

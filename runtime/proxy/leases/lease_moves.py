@@ -160,5 +160,6 @@ class LeaseMoves:
 
 
 def ticket_of(view: LeaseView) -> Ticket:
-    adapter = ChosenAdapter("", view.prompt.adapter) if view.prompt.adapter else None
-    return Ticket("lease", cache_salt=view.prompt.salt, adapter=adapter)
+    prompt = view.prompt
+    adapter = ChosenAdapter("", prompt.adapter, prompt.directory) if prompt.adapter else None
+    return Ticket("lease", cache_salt=prompt.salt, adapter=adapter)

@@ -24,7 +24,7 @@ from pontil.runtime.wire.messages import LeaseState
 STATES = (HELD, EXPIRED, RELEASED, REFUNDED, REFUSED)
 # The most byte-seconds of one lease: exact in SQLite's integers.
 MOST_BYTE_SECONDS = 1 << 62
-MOST_SECONDS, MOST_NAME = 1 << 31, 512
+MOST_SECONDS, MOST_NAME, MOST_PATH = 1 << 31, 512, 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +107,8 @@ def check_state(message: LeaseState) -> None:
     """Raise MalformedFrame for what no lease can be."""
     names = message.lease_id, message.owner, message.proxy, message.reason or "", message.salt, message.adapter
     lengths = max(map(len, names))
-    if message.state not in STATES or lengths > MOST_NAME or len(message.keys) % KEY_BYTES:
+    fits = lengths <= MOST_NAME and len(message.adapter_directory) <= MOST_PATH
+    if message.state not in STATES or not fits or len(message.keys) % KEY_BYTES:
         raise MalformedFrame(f"no lease has the state {message.state!r:.40}, or such names or keys")
     if not 0 <= message.seconds <= MOST_SECONDS or not 0 <= message.size * message.seconds <= MOST_BYTE_SECONDS:
         raise MalformedFrame(f"no lease is of {message.size} bytes for {message.seconds} seconds")
@@ -120,4 +121,4 @@ def check_state(message: LeaseState) -> None:
 
 
 def prompt_of(message: LeaseState) -> LeasedPrompt:
-    return LeasedPrompt(message.prompt, message.salt, message.adapter)
+    return LeasedPrompt(message.prompt, message.salt, message.adapter, message.adapter_directory)

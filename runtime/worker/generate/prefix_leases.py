@@ -123,10 +123,11 @@ class PrefixLeases:
     def prompt_of(self, request: WorkerRequest, blocks: int) -> LeasedPrompt:
         """Return the beginning of a prompt, from which another worker can compute so many blocks; an unknown one where
         they are made of more than ids."""
-        tokens = request.submit.prompt[: blocks * self.book.block_size]
+        submit = request.submit
+        tokens = submit.prompt[: blocks * self.book.block_size]
         if (request.sequence.prefix.contents or tokens)[: len(tokens)] != tokens:
             return UNKNOWN_PROMPT
-        return LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
+        return LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter, submit.adapter_directory)
 
     def size(self, keys: Sequence[Key]) -> int:
         return len(keys) * self.book.block_bytes
@@ -170,7 +171,7 @@ class PrefixLeases:
             wish = AskedLease(order.lease_id, *about, must=True, moves=min(max(0, order.moves), MOST_MOVES))
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
-                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter)
+                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter, order.adapter_directory)
                 prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
@@ -252,9 +253,10 @@ class PrefixLeases:
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        prompt_fields = prompt.ids, prompt.salt, prompt.adapter
-        age = max(0.0, until - term.began)
-        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, lease.moves)
+        age, moves, directory = max(0.0, until - term.began), lease.moves, prompt.directory
+        return LeaseState(
+            self.incarnation, proxy, *about, age, term.reason, keys, *prompt.fields, moves, adapter_directory=directory
+        )
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

@@ -4,7 +4,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from pontil.runtime.command_pipe import CommandPipe
@@ -134,7 +134,7 @@ class Worker(Workload):
         self.adapters = WorkerAdapters(
             sockets.incarnation, link, open_loads(sockets, machine), config.adapter_directory
         )
-        self.prefill.may_compute = self.adapters.loads.submit
+        self.prefill.may_compute = self.decode.may_compute = self.adapters.loads.submit
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
             machine, self.prefill, self.decode, (self.grammars, self.adapters.loads), self.engine_counters,
@@ -259,7 +259,7 @@ class Worker(Workload):
         while self.adapters.loads.failed:
             request, reason, status = self.adapters.loads.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
-        self.adapters.tick(self.used_adapters)
+        self.adapters.tick(self.asked_adapters)
         self.stage.keep_only(self.requests, now)
         self.leases.reporters.tell()
         self.leases.tick(self.requests, now)
@@ -300,12 +300,23 @@ class Worker(Workload):
             self.compute(request, now)
 
     def used_adapters(self) -> set[str]:
-        """Return the digests of the adapters of all requests that do not wait for theirs, or for what comes before."""
-        loads, prefill = self.adapters.loads, self.prefill
-        requests = [one for one in self.requests.values() if one not in loads.waiting and not prefill.awaits_peer(one)]
-        return {one.submit.adapter for one in requests} | {
-            one.prefix.adapter.digest for some in self.machine.engine.sequences.values() for one in some
-        }
+        """Return the digests of the adapters of all requests that do not wait for theirs, or for what comes before.
+        While a prompt that another worker waits for has no room, those that themselves wait for another worker have
+        none in use: else each of two could have in memory what the other waits for."""
+        waiting, prefill, decode = self.adapters.loads.waiting, self.prefill, self.decode
+        idle, gives_room = {one.key for one in waiting}, any(one.hands_over and not one.is_held for one in waiting)
+        for key, one in self.requests.items():
+            if prefill.awaits_peer(one) or gives_room and decode.awaits_peer(one):
+                idle.add(key)
+        return self.asked_adapters(idle)
+
+    def asked_adapters(self, but: Container[str] = ()) -> set[str]:
+        """Return the digests of the adapters of all requests, but for those with these keys."""
+        found = {one.submit.adapter for key, one in self.requests.items() if key not in but}
+        for key, sequences in self.machine.engine.sequences.items():
+            if key not in but:
+                found.update(one.prefix.adapter.digest for one in sequences)
+        return found
 
     def compute(self, request: WorkerRequest, now: float) -> None:
         """Begin to compute a request, for which everything it waited for is here."""

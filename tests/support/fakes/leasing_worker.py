@@ -63,10 +63,9 @@ class LeasingWorker(ScriptedWorker):
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
         keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK), blocks))
         age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
-        prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter)
-        told = prompt.ids, prompt.salt, prompt.adapter
-        moves = wish.get("moves", 0)
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told, moves)
+        prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter, submit.adapter_directory)
+        told = *prompt.fields, wish.get("moves", 0), prompt.directory
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
         self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state
@@ -92,6 +91,7 @@ class LeasingWorker(ScriptedWorker):
             size = blocks * BLOCK_BYTES
             told = order.keys, order.prompt, order.salt, order.adapter, order.moves
             state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, None, *told)
+            state = replace(state, adapter_directory=order.adapter_directory)
             self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:

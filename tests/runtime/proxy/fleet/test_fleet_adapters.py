@@ -60,3 +60,15 @@ def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
     one.book.merge({"sql": later})
     one.retract("sql", change)
     assert one.stands("sql", later)
+
+
+def test_a_load_that_is_taken_back_takes_no_other_of_its_number_with_it() -> None:
+    """All workers may have the other one already, of which the proxy of the failed one has not heard."""
+    one, two = proxy("p"), proxy("q")
+    failed, loaded = one.load("sql", LOW, "/low"), two.load("sql", HIGH, "/high")
+    one.retract("sql", failed)
+    assert one.book.named({}) == {}
+    two.book.merge(one.book.changes)
+    one.book.merge(two.book.changes)
+    for proxies in (one, two):
+        assert proxies.stands("sql", loaded) and proxies.book.named({}) == {"sql": HIGH}

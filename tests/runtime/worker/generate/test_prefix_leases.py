@@ -299,18 +299,19 @@ def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace)
     """An order to let go is for a worker that was given the lease by fewer moves: one that is late, and comes when the
     lease is back again, ends nothing."""
     place.start(**ROOM)
-    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2})
+    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2}, adapter_directory="/a")
     (state,) = place.proxy.leases
-    assert (state.state, state.moves) == ("held", 2)
+    assert (state.state, state.moves, state.adapter_directory) == ("held", 2, "/a")
     order(place, LET_GO, moves=2)
     order(place, EXTEND, 7200)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
     order(place, LET_GO, moves=3)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded"])
     assert place.proxy.leases[-1].reason == MOVED
-    order(place, RESUME, 7200, owner="ada", keys=state.keys, age=2.5, moves=4)
+    about = {"owner": "ada", "keys": state.keys, "prompt": state.prompt, "adapter_directory": "/b"}
+    order(place, RESUME, 7200, **about, age=2.5, moves=4)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded", "held"])
-    assert place.proxy.leases[-1].moves == 4
+    assert (place.proxy.leases[-1].moves, place.proxy.leases[-1].adapter_directory) == (4, "/b")
 
 
 def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
@@ -332,7 +333,7 @@ def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
     ask(place, "begun", LONG, lease=lease("prefix-2", tokens=16))
     first, second = place.proxy.leases
     assert (first.state, first.tokens, first.prompt) == ("held", 64, b"")
-    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", "").ids)
+    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", "", "").ids)
     assert cached(place, "again") >= 64
     image[0] += 1
     assert 16 <= cached(place, "other") <= 20
