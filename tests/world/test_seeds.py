@@ -10,8 +10,8 @@ import pytest
 from effort import examples
 from simulation import ROOT, simulated
 
-# Seeds of a run by default, and of one with --long; and how many of them run at a time. Within 48 every fault of the past
-# was found that shows by default sizes in the first hundred (docs/internals/world.md).
+# Seeds of a run by default, and of one with --long; and how many of them run at a time. Within 48 every fault of the
+# past was found that shows by default sizes in the first hundred (docs/internals/world.md).
 FEW, SEEDS, JOBS = 60, 100, 2
 # Each request costs as much as any other, and the faults are as many: they lie closer together.
 FEWER = ("--requests", "15")
