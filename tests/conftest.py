@@ -26,6 +26,7 @@ import app  # noqa: F401
 
 # isort: split
 
+from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.compile import build
 from pontil.runtime.foundation.garbage import YOUNG_OBJECTS
 
@@ -41,6 +42,8 @@ settings.load_profile("any speed")
 # Each of thousands of workers asks for them when it begins, as one process does once.
 setattr(build, build.version_of.__name__, cache(build.version_of))
 setattr(build, build.source_digest.__name__, cache(build.source_digest))
+setattr(kernel_set, kernel_set.source_digest.__name__, build.source_digest)
+setattr(kernel_set, kernel_set.check_digest.__name__, cache(kernel_set.check_digest))
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
@@ -102,6 +105,15 @@ def pytest_collection_finish() -> None:
     for name, known in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(known, logging.Logger):
             known.propagate = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves, such as modules that it imported, is never looked at again: some tests ask for a look at all
+    objects, of which a process that runs hundreds of files would have millions."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
