@@ -44,7 +44,8 @@ class Generation(Work):
         made = submits(request, sender, secret, deadline, kv_fields)
         if self.wish is None or not self.wish.asks:
             return made
-        lease = dict(self.wish.told())
+        # Of two attempts that are granted it, the later one has it.
+        lease = {**self.wish.told(), "moves": request.attempts.number}
         return [message if message.phase == DECODE else replace(message, lease=lease) for message in made]
 
     @property
