@@ -157,10 +157,10 @@ class FleetLeases:
     def on_state(self, message: LeaseState) -> None:
         """Take what a worker says of a lease. Raises MalformedFrame."""
         worker = self.registry.workers.get(message.sender)
-        if worker is None:
-            return
         check_state(message)
-        if message.state == REFUSED:
+        if worker is None:
+            self.ended_before(message)
+        elif message.state == REFUSED:
             self.refused(message, worker)
         elif message.state != HELD:
             self.ended(message, worker)
@@ -211,20 +211,27 @@ class FleetLeases:
             sleeps = message.reason == DRAINS and self.registry.processes.sleeps(worker.hello)
             self.close(view, message.state, view.term.began + message.age, SLEEPS if sleeps else message.reason)
 
+    def ended_before(self, message: LeaseState) -> None:
+        """End a lease as the worker said with which it was lost: its last words may come after the news of its end."""
+        view = self.views.get(message.lease_id)
+        is_over = message.state not in (HELD, REFUSED) and message.reason != MOVED
+        if is_over and view is not None and view.is_lost and view.last_worker == message.sender:
+            self.close(view, message.state, view.term.began + message.age, message.reason)
+
     def take_held(self, message: LeaseState, worker: RegisteredWorker) -> None:
         """Take note of a lease that a worker holds: a new one, one that it holds again, or one that changed."""
         now, name = self.clock(), message.lease_id
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
             view = self.see(message, worker)
-        if message.moves < view.moves:
+        if not view.yields_to(message, worker.hello.name):
             # It said so before it heard that another one has it.
-            self.let_go(view, message.sender, view.moves)
+            self.let_go(view, message.sender, view.moves + (message.moves == view.moves))
             return
         if view.worker != message.sender:
             if view.worker is not None:
                 self.let_go(view, view.worker, message.moves + (message.moves == view.moves))
-            if view.worker is not None and (view.proxy != self.incarnation or message.moves == view.moves):
+            if view.worker is not None and (view.proxy != self.incarnation or wish is not None):
                 # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
                 # it moved, and the new worker says when it began. It may not have heard how long this one granted it.
                 view.term = LeaseTerm(message.size, now - message.age, max(view.term.seconds, message.seconds))
@@ -302,7 +309,8 @@ class FleetLeases:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
         outlives = worker.hello.device == HOST_DEVICE
         for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
-            view.worker, view.lost = None, max(view.term.began, min(self.clock(), worker.contact.last_heard))
+            view.last_worker, view.worker = view.worker, None
+            view.lost = max(view.term.began, min(self.clock(), worker.contact.last_heard))
             view.pin(self.moving(worker) if outlives else None)
             if worker.contact.last:
                 self.close(view, REFUNDED, view.lost, LEFT)

@@ -47,11 +47,12 @@ class PromptWork(Work):
         prompt this was `stated`. Raises RequestError for another prompt."""
         return begun
 
-    def wished(self, messages: Sequence[Submit]) -> Sequence[Submit]:
+    def wished(self, request: Request, messages: Sequence[Submit]) -> Sequence[Submit]:
         """Return messages that start an attempt with the lease that is asked for, if one is."""
         if self.wish is None or not self.wish.asks:
             return messages
-        lease = dict(self.wish.told())
+        # Of two attempts that are granted it, the later one has it.
+        lease = {**self.wish.told(), "moves": request.attempts.number}
         return [message if message.phase == DECODE else replace(message, lease=lease) for message in messages]
 
     @property
@@ -119,7 +120,7 @@ class Generation(PromptWork):
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
         kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
-        return self.wished(submits(request, sender, secret, deadline, kv_fields))
+        return self.wished(request, submits(request, sender, secret, deadline, kv_fields))
 
     @property
     def alone(self) -> Sequence[str] | None:

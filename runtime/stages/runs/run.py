@@ -346,7 +346,7 @@ class StageRun(PromptWork):
         frames = self.frames if attempt or self.is_for_items else []
         return [
             replace(submit, graph=run.part(self, submit.receiver, submit.phase).to_wire(), frames=frames)
-            for submit in self.wished(submits(request, sender, secret, deadline))
+            for submit in self.wished(request, submits(request, sender, secret, deadline))
         ]
 
     def wrong_output(self, frame: NodeOutput) -> str | None:

@@ -96,6 +96,33 @@ def row(folder: Path, name: str) -> tuple[Any, ...]:
         return tuple(database.execute(query, (name,)).fetchone() or ())
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_of_two_workers_with_as_many_moves_every_proxy_takes_the_same(made: ScriptedSite, is_later: bool) -> None:
+    """Each was told to take it by another proxy. Whichever is heard first, only one of them is told to let go."""
+    first, second, state = with_theirs(made)
+    heard = sorted((first, second), key=lambda one: one.incarnation, reverse=is_later)
+    for one in heard:
+        one.say(replace(state, sender=one.incarnation, moves=1))
+    loser = min(heard, key=lambda one: one.incarnation)
+    eventually(lambda: loser.orders, "the order to let go")
+    (winner,) = (one for one in heard if one is not loser)
+    eventually(lambda: made.proxy.leases.views[THEIRS].worker == winner.incarnation, "the lease where it stays")
+    assert {(one.action, one.moves) for one in loser.orders} <= {("let_go", 1), ("let_go", 2)}
+    assert loser.orders[-1].moves == 2 and not [one for one in winner.orders if one.moves == 2]
+
+
+def test_the_last_words_of_a_worker_count_behind_the_news_of_its_end(made: ScriptedSite, tmp_path: Path) -> None:
+    """It drained, and refunded what nobody took, a moment before it ended for good: nobody comes in its place."""
+    holder, _, _ = with_theirs(made)
+    name = next(iter(holder.leases))
+    end = replace(holder.now(holder.leases[name]), state="refunded", reason="it drains", keys=b"", prompt=b"")
+    holder.fall_silent(made.proxy.registry)
+    eventually(lambda: state_of(made, name) == "moving", "the loss")
+    made.loop.call_soon_threadsafe(made.proxy.leases.on_state, end)
+    eventually(lambda: state_of(made, name) == "refunded", "the refund")
+    eventually(lambda: row(tmp_path, name)[:2] == ("closed", "refunded"), "the row")
+
+
 def test_a_lost_lease_waits_for_its_workers_successor_alone(made: ScriptedSite) -> None:
     """Another worker that lacks its blocks says nothing of those that its own worker's next process may find."""
     holder, other, _ = with_theirs(made)
