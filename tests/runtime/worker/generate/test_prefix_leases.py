@@ -265,7 +265,7 @@ def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, pr
 def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
     place: WorkerPlace, proxy: ScriptedProxy
 ) -> None:
-    """Who was cut off meanwhile is told the end, once, and not merely that the lease is held no more."""
+    """A proxy that was cut off is told the end, once, and not merely that the lease is held no more."""
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease())
     for _ in range(2):
