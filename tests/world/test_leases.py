@@ -23,8 +23,8 @@ PLANTED = {
     "last-words-of-a-lost-worker-are-dropped": (147, "one_worker_has_a_lease"),
 }
 # Workers that die, and whose links are cut, with proxies that hear of it in any order; and what takes these.
-TORN = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--requests", "6", "--faults", "12")
-TORN += ("--adapters", "0", "--changes", "1", "--kinds", "cut,silence,flap,kill")
+TORN: tuple[str, ...] = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--adapters", "0")
+TORN += ("--requests", "6", "--faults", "12", "--changes", "1", "--kinds", "cut,silence,flap,kill")
 MORE = dict.fromkeys(("lease-of-another-proxy-is-released", "both-of-two-holders-let-go"), TORN)
 
 

@@ -266,15 +266,15 @@ def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, pr
 def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
     place: WorkerPlace, proxy: ScriptedProxy
 ) -> None:
-    """Who was cut off meanwhile is told the end, once, and not merely that the lease is held no more."""
+    """A proxy that was cut off is told the end, once, and not merely that the lease is held no more."""
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease())
-    for _ in range(2):
-        told = len(proxy.leases_told)
+    for told in (1, 2):
+        assert len(proxy.leases_told) == told
         worker.link.links[0].forget()
         worker.leases.obey(LeaseOrder("another", worker.incarnation, "prefix-1", RELEASE), time.monotonic())
         worker.leases.tick((), time.monotonic())
-        proxy.turn_until(lambda told=told: len(proxy.leases_told) > told)
+        proxy.turn_until(lambda: len(proxy.leases_told) > told)  # noqa: B023 - it is called here alone
         assert (states(proxy), proxy.leases[-1].proxy) == (["held", "released"], "proxy")
     assert not worker.leases.owed
 
