@@ -41,8 +41,8 @@ settings.register_profile("any speed", deadline=None, max_examples=examples(16, 
 settings.load_profile("any speed")
 # Each of thousands of workers asks for them when it begins, as one process does once.
 setattr(build, build.version_of.__name__, cache(build.version_of))
-setattr(build, build.source_digest.__name__, cache(build.source_digest))
-setattr(kernel_set, kernel_set.source_digest.__name__, build.source_digest)
+for module in (build, kernel_set):
+    setattr(module, build.source_digest.__name__, cache(build.source_digest))
 setattr(kernel_set, kernel_set.check_digest.__name__, cache(kernel_set.check_digest))
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -109,8 +109,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file leaves, such as modules that it imported, is never looked at again: some tests ask for a look at all
-    objects, of which a process that runs hundreds of files would have millions."""
+    """Never look again at the objects that a file leaves, such as modules that it imported: some tests ask for a look
+    at all objects, of which a process that runs hundreds of files would have millions."""
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -71,7 +71,7 @@ def test_a_model_that_speaks(processes: RankProcesses, tmp_path: Path, talker: b
     compare(processes, 2, PromptRun(tmp_path, torch.bfloat16, PROMPT, CUTS, talker, expert_parallel=True))
 
 
-# What is sent, and to whom, is the same for every family: the others' experts are divided by kernels above.
+# Rows are sent alike for every family: the others' experts are divided by kernels above.
 @pytest.mark.parametrize("path", by_default({"mixtral", "deepseek_v3"}, MIXTURES), indirect=True)
 def test_torch_sends_the_same(processes: RankProcesses, path: Path, tmp_path: Path) -> None:
     """Without kernels, over gloo."""
