@@ -26,7 +26,6 @@ import app  # noqa: F401
 
 # isort: split
 
-from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.compile import build
 from pontil.runtime.foundation.garbage import YOUNG_OBJECTS
 
@@ -41,9 +40,7 @@ settings.register_profile("any speed", deadline=None, max_examples=examples(16, 
 settings.load_profile("any speed")
 # Each of thousands of workers asks for them when it begins, as one process does once.
 setattr(build, build.version_of.__name__, cache(build.version_of))
-for module in (build, kernel_set):
-    setattr(module, build.source_digest.__name__, cache(build.source_digest))
-setattr(kernel_set, kernel_set.check_digest.__name__, cache(kernel_set.check_digest))
+setattr(build, build.source_digest.__name__, cache(build.source_digest))
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)

@@ -25,7 +25,7 @@ PLANTED = {
 # Workers that die, and whose links are cut, with proxies that hear of it in any order; and what takes these.
 TORN: tuple[str, ...] = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--adapters", "0")
 TORN += ("--requests", "6", "--faults", "12", "--changes", "1", "--kinds", "cut,silence,flap,kill")
-MORE = dict.fromkeys(("lease-of-another-proxy-is-released", "both-of-two-holders-let-go"), TORN)
+MORE: dict[str, tuple[str, ...]] = {"lease-of-another-proxy-is-released": TORN, "both-of-two-holders-let-go": TORN}
 
 
 @pytest.mark.long

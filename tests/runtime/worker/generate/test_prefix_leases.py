@@ -3,7 +3,8 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -263,6 +264,10 @@ def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, pr
     assert [one.lease_ids for one in proxy.leases_told] == [[], ["prefix-1"]]
 
 
+def has_more_than(told: Sized, count: int) -> bool:
+    return len(told) > count
+
+
 def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
     place: WorkerPlace, proxy: ScriptedProxy
 ) -> None:
@@ -274,7 +279,7 @@ def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
         worker.link.links[0].forget()
         worker.leases.obey(LeaseOrder("another", worker.incarnation, "prefix-1", RELEASE), time.monotonic())
         worker.leases.tick((), time.monotonic())
-        proxy.turn_until(lambda: len(proxy.leases_told) > told)  # noqa: B023 - it is called here alone
+        proxy.turn_until(partial(has_more_than, proxy.leases_told, told))
         assert (states(proxy), proxy.leases[-1].proxy) == (["held", "released"], "proxy")
     assert not worker.leases.owed
 
