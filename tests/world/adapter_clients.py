@@ -25,6 +25,7 @@ from site_plan import BEGINS_WITH, SitePlan
 from virtual_time import SeededWorld
 
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.wire.simulated.processes import WorldProcess
 from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class AdapterCall(AnswerTaker):
         self.ids: list[int] | None = None
         self.refusal: int | None = None
         self.pending: PendingAnswer | None = None
+        # That it asked last.
+        self.proxy: WorldProcess | None = None
 
     @property
     def name(self) -> str:
@@ -75,6 +78,7 @@ class AdapterCall(AnswerTaker):
         if connection is None:
             self.disconnected()
             return
+        self.proxy = connection.process
         asked = {"model": self.model, "prompt": self.prompt, "seed": self.seed, "max_tokens": self.tokens}
         data = json.dumps(asked | {"ignore_eos": True, "return_token_ids": True}).encode()
         head = f"host: localhost\r\nauthorization: Bearer {KEY}\r\nx-request-id: {self.name}\r\n"
@@ -238,7 +242,7 @@ def no_answer_is_of_another_adapter(run: "SeedRun") -> Iterator[str]:
         late = HEARD_WITHIN if calm else HEARD_LATE
         values: set[int | None] = {0}
         if call.model != MODEL:
-            values = history.may_be(call.model, call.asked, call.answered_at, late)
+            values = history.may_be(call.model, (call.asked, call.answered_at), late, call.proxy)
         if call.refusal is not None and (None if call.refusal == 404 else UNREADABLE) not in values:
             yield f"{call.name} is told {call.refusal}, and {call.model} stands for {values}"
         if call.ids is None:

@@ -24,15 +24,16 @@ MEETS_WITHIN = 2.0
 
 class FleetAdapters:
     """The view of one proxy. `configured` are the names of the launch, until a worker tells of them; operators
-    `may_load` others. `states` has what each worker told last; `served` the digests of names that all workers had
-    loaded."""
+    `may_load` others. `states` has what each worker told last, `has_news` whether that was ever new here; `served`
+    has the digests of names that all workers had loaded."""
 
     def __init__(
         self, incarnation: str, registry: Registry, send: Callable[[Message], bool], configured: Sequence[str],
         may_load: bool,
     ) -> None:  # fmt: skip
         self.incarnation, self.registry, self.send, self.configured = incarnation, registry, send, configured
-        self.may_load, self.has_heard, self.waits_until = may_load, False, math.inf
+        self.may_load, self.waits_until = may_load, math.inf
+        self.has_news = self.has_heard = False
         self.book = AdapterBook()
         self.states: dict[str, AdapterState] = {}
         self.served: dict[str, str] = {}
@@ -73,10 +74,12 @@ class FleetAdapters:
     @property
     def is_told(self) -> bool:
         """Return whether workers have told what was loaded and unloaded: a name may stand for another adapter until
-        then. Those that have just begun know nothing, so that the others are waited for, for a while."""
+        then. Each one that is here tells what it knows, which may be less than another one does. Those that have just
+        begun know nothing, so that the others are waited for, for a while."""
         if not self.has_heard and self.workers:
-            waits = any(one.hello.loads_adapters for one in self.workers) and time.monotonic() < self.waits_until
-            self.has_heard = not waits or any(state.changes for state in self.states.values())
+            tellers = [one.hello.sender for one in self.workers if one.hello.loads_adapters]
+            waits = bool(tellers) and time.monotonic() < self.waits_until
+            self.has_heard = self.states.keys() >= {*tellers} and (self.has_news or not waits)
         return self.has_heard
 
     def is_served(self, name: str, digest: str) -> bool:
@@ -167,6 +170,7 @@ class FleetAdapters:
         self.states = {one: state for one, state in self.states.items() if one in self.registry.workers}
         self.states[message.sender] = message
         if changed := self.book.take(message):
+            self.has_news = True
             for name in changed:
                 self.served.pop(name, None)
             self.tell()

@@ -7,9 +7,10 @@ from typing import cast
 import pytest
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
+from pontil.runtime.proxy.fleet.fleet_adapters import MEETS_WITHIN, FleetAdapters
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.wire.adapter_book import AdapterChange
+from pontil.runtime.wire.messages import AdapterState, Hello
 
 LOW, HIGH = "1c" * 32, "5a" * 32
 
@@ -48,6 +49,41 @@ def test_a_name_of_the_launch_is_not_unknown_while_no_worker_is_here() -> None:
     assert one.find("poems") is None
     one.change("sql", AdapterChange(one.book.next_number, "", ""))
     assert one.find("sql") is None
+
+
+def test_a_new_proxy_waits_for_what_each_worker_that_is_here_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that began lately may know some changes, and not that of this name; another one's link may break again and
+    again before it has told."""
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[-1])
+    hellos = [SimpleNamespace(sender=name, adapters={"sql": LOW}, loads_adapters=True) for name in ("new", "old")]
+    workers = {hello.sender: SimpleNamespace(hello=hello, group=None) for hello in hellos}
+    group = SimpleNamespace(workers=[*workers.values()], available=[*workers.values()], any_hello=hellos[0])
+    registry = SimpleNamespace(generating=group, workers=workers, group_at=lambda sender: None)
+    one = FleetAdapters("p", cast(Registry, registry), lambda message: True, ("sql",), may_load=True)
+
+    def tell(sender: str, name: str, digest: str) -> None:
+        given = {name: digest}
+        one.on_state(AdapterState(sender, "p", {name: 1}, given, {name: "/d"}, loaded=given, failed={}, memory=[]))
+
+    for hello in hellos:
+        one.tell_worker(cast(Hello, hello))
+    # What it did itself is no news of others.
+    one.book.merge({"own": AdapterChange(1, HIGH, "/d")})
+    for hello in hellos:
+        tell(hello.sender, "own", HIGH)
+    with pytest.raises(Unavailable):
+        one.find("sql")
+    one.states.clear()
+    tell("new", "poems", HIGH)
+    for later in (0.1, MEETS_WITHIN + 1):
+        clock.append(later)
+        with pytest.raises(Unavailable):
+            one.find("sql")
+    tell("old", "sql", HIGH)
+    workers.pop("new")
+    group.available = group.workers = [*workers.values()]
+    assert one.find("sql") == HIGH
 
 
 def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
