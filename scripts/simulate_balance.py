@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare roles that follow the load (`launch --balance auto`) with every fixed split, in virtual time.
 
-    python scripts/simulate_balance.py --seeds 1-1000 --rows balance.jsonl [--jobs 2]
+    python scripts/simulate_balance.py --seeds 1-1000 --rows balance.jsonl [--jobs 2] [--phase 60]
 
 Each seed has two loads on four workers: one that shifts from prompts to answers and back, and a steady one. A line of
 JSON for each load has the share of requests that kept both limits, of fixed splits and of roles that follow the load,
@@ -9,12 +9,14 @@ and the role changes. Fixed splits are tried from the likeliest on: none after o
 decode workers have no time for as many answers as the best one before kept, were they a fifth faster; and one from
 which roles never changed is not tried again. Workers are slow, so that few tokens are simulated: a step takes 200 ms
 and 8 ms a row. A load has 100 to 400 requests, so a share is some percent off by chance, and the best of three splits
-is a little better than any is: sums tell, not one seed.
+is a little better than any is: sums tell, not one seed. Requests that wait many steps show late what they need, so that
+what following gains depends on `--phase`, the seconds from one shift to the next.
 
 With `--rows` the lines are added to this file, and what is there is not computed again: an end by ctrl+c loses the
-seeds under way. Another state of the code wants another file. The last lines have the sums. Ends with 1 if over all
-seeds the shifting loads gain nothing, or a steady one loses more than 5 % to the best fixed split on average. Virtual
-time: other work on this machine changes nothing, and equal seeds give equal figures, but for `cpu_seconds`.
+seeds under way. Another state of the code, or another phase, wants another file. The last lines have the sums. Ends
+with 1 if over all seeds the shifting loads gain nothing, or a steady one loses more than 5 % to the best fixed split on
+average. Virtual time: other work on this machine changes nothing, and equal seeds give equal figures, but for
+`cpu_seconds`.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", required=True, type=seeds, metavar="A-B", help="the first and the last seed, or one")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="loads of a seed")
+    parser.add_argument("--phase", type=float, default=60.0, metavar="SECONDS", help="from one shift to the next")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="add lines here, and go on where it ends")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="loads at a time")
     return parser.parse_args()
@@ -66,12 +70,12 @@ def begin() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def tried(task: tuple[int, str]) -> Row:
-    """Return the figures of a load."""
+def tried(task: tuple[int, str], phase: float) -> Row:
+    """Return the figures of a load with phases of so many seconds."""
     import balance_trials
 
     seed, kind = task
-    phases, began = getattr(balance_trials, kind)(seed), time.process_time()
+    phases, began = getattr(balance_trials, kind)(seed, phase), time.process_time()
     found = balance_trials.outcome(balance_trials.FIRST, phases, seed, balance=True)
     shares = dict[int, float]()
     for prefill in balance_trials.likeliest(phases):
@@ -135,7 +139,7 @@ def main() -> int:
     rows, tasks = rows_of(given.rows), [(seed, kind) for seed in given.seeds for kind in given.kinds]
     file = given.rows and given.rows.open("a")
     with ProcessPoolExecutor(given.jobs, get_context("spawn"), begin) as pool:
-        for row in pool.map(tried, [task for task in tasks if task not in rows]):
+        for row in pool.map(partial(tried, phase=given.phase), [task for task in tasks if task not in rows]):
             rows[row["seed"], row["load"]] = row
             line = json.dumps(row)
             print(line, flush=True)

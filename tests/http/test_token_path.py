@@ -74,15 +74,12 @@ def read_until(response: http.client.HTTPResponse, text: bytes) -> None:
         assert line, f"the stream ended before {text!r}"
 
 
-def message_of(worker: ScriptedWorker, submit: Submit, index: int, ids: list[int], joined: bool) -> Message:
-    """Return a token's message as a worker sends it for one request, or `joined` in a step of many."""
-    prompt = len(submit.prompt)
-    if joined:
-        return Step(worker.incarnation, worker.proxy, [submit.request_id], [[0, 0, index, prompt, 0, *ids]])
-    return worker.tokens(submit, index, ids, prompt_tokens=prompt, cached_tokens=0)
+def message_of(worker: ScriptedWorker, submit: Submit, index: int, ids: list[int]) -> Message:
+    """Return a token's message as a worker sends it for each row of a step."""
+    return Step(worker.incarnation, worker.proxy, [submit.request_id], [[0, 0, index, len(submit.prompt), 0, *ids]])
 
 
-def trace(served: ScriptedSite, joined: bool) -> list[str]:
+def trace(served: ScriptedSite) -> list[str]:
     """Return the files that handle the third token of a stream, by first call, from its arrival to its write."""
     worker, turns = served.worker(script=silent), Turns()
     connection = served.connect()
@@ -90,15 +87,15 @@ def trace(served: ScriptedSite, joined: bool) -> list[str]:
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
     submit = worker.submits.get(timeout=60)
     ids = served.tokenizer.encode(LETTERS, False)
-    worker.say(message_of(worker, submit, 0, ids[:1], False))
+    worker.say(message_of(worker, submit, 0, ids[:1]))
     response = connection.getresponse()
     read_until(response, b'"a"')
     # Heartbeats stop here. Earlier ones are read before the next token: one socket keeps the order.
     worker.beat = lambda socket: None  # type: ignore[method-assign]
-    worker.say(message_of(worker, submit, 1, ids[1:2], joined))
+    worker.say(message_of(worker, submit, 1, ids[1:2]))
     read_until(response, b'"b"')
     served.loop.call_soon_threadsafe(sys.setprofile, turns)
-    worker.say(message_of(worker, submit, 2, ids[2:3], joined))
+    worker.say(message_of(worker, submit, 2, ids[2:3]))
     read_until(response, b'"c"')
     served.loop.call_soon_threadsafe(sys.setprofile, None)
     connection.close()
@@ -106,12 +103,9 @@ def trace(served: ScriptedSite, joined: bool) -> list[str]:
     return list(dict.fromkeys(files))
 
 
-@pytest.mark.parametrize("joined", [False, True], ids=["alone", "in a step"])
-def test_a_streamed_token_is_in_the_files_that_the_page_names(
-    tmp_path: Path, tokenizer: Tokenizer, joined: bool
-) -> None:
+def test_a_streamed_token_is_in_the_files_that_the_page_names(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with site(tmp_path, tokenizer) as served:
-        files = trace(served, joined)
+        files = trace(served)
     listed = "\n".join(files)
     assert rows_of_page()["token"] == files, f"the page's table is not what a token does:\n{listed}"
 

@@ -28,7 +28,7 @@ ALIKE = 0.02
 # The gain, as a part of the pressure or of the requests that keep their limits, that a change has to exceed, and the
 # seconds of a whole gain beyond it.
 MARGIN, ENOUGH = 0.08, 0.6
-# What a second of a gain in requests counts, beside one of pressure.
+# The weight of a second of a gain in requests, beside one of pressure.
 SLOWLY = 0.12
 # Seconds in which changes that went back are forgotten.
 FORGOTTEN = 60.0

@@ -16,8 +16,8 @@ from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, Pla
 # Workers of a site, those of them that compute prompts before roles follow, and the limits of its requests in
 # milliseconds.
 WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 300.0
-# Seconds of a phase, and the part of what the best split can do that is asked for.
-SECONDS, ASKED = 60.0, (0.5, 0.75)
+# The part of what the best split can do that is asked for.
+ASKED = (0.5, 0.75)
 # Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens, and the most of these:
 # a slow device has few tokens to simulate, which is nearly all that a trial takes.
 BASE, ROW, START, TOKEN, STEP_TOKENS = 200.0, 8.0, 80.0, 4.0, 128
@@ -159,20 +159,20 @@ def best_rate(prompt: int, answer: int) -> float:
     return max(capacity(prompt, answer, prefill) for prefill in range(1, WORKERS))
 
 
-def shifting(seed: int) -> list[Phase]:
-    """Return prompts, answers and prompts again, or the other way round: each a good part of what the best split for
-    it can do."""
+def shifting(seed: int, seconds: float) -> list[Phase]:
+    """Return phases of so many seconds of prompts, answers and prompts again, or the other way round: each a good part
+    of what the best split for it can do."""
     chance = random.Random(f"shift {seed}")
     prompts, answers = (
-        Phase(SECONDS, chance.uniform(*ASKED) * best_rate(*lengths), *lengths) for lengths in (PROMPTS, ANSWERS)
+        Phase(seconds, chance.uniform(*ASKED) * best_rate(*lengths), *lengths) for lengths in (PROMPTS, ANSWERS)
     )
     return [prompts, answers, prompts] if seed % 2 else [answers, prompts, answers]
 
 
-def steady(seed: int) -> list[Phase]:
-    """Return one load of some kind for all the time, for which some split is the best: the longer the fewer requests
-    it has in a second."""
+def steady(seed: int, seconds: float) -> list[Phase]:
+    """Return one load of some kind for all the time, for which some split is the best: the fewer requests it has in a
+    second the longer, from one to two phases of so many seconds."""
     chance = random.Random(f"steady {seed}")
     lengths = chance.choice(STEADY_PROMPTS), chance.choice(STEADY_ANSWERS)
     rate = chance.uniform(*ASKED) * best_rate(*lengths)
-    return [Phase(max(SECONDS, min(2 * SECONDS, REQUESTS / rate)), rate, *lengths)]
+    return [Phase(max(seconds, min(2 * seconds, REQUESTS / rate)), rate, *lengths)]

@@ -322,8 +322,8 @@ def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace)
 def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
     place: WorkerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with an image in its second block: it is found by the same one, and nobody can compute it from its ids. One
-    that no other request finds is not leased."""
+    """Like one with an image in its second block: it is found by the same one, and nobody can compute it from its ids.
+    One that no other request finds is not leased."""
     worker = place.start(**ROOM)
     make, image, salts = worker.stage.make_request, [1 << 127 | 7], list[str]()
 
