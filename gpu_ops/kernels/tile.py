@@ -20,14 +20,22 @@ NOTHING_KEPT = -1
 @dataclass(slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
-    as far as the last of these positions. They are computed with the adapter of that number, if not with none. The last
-    ones are those of `drafts`, in number."""
+    as far as the last of these positions. Those from the position `adapted_from` on are computed with the adapter of
+    that number, if not with none. The last ones are those of `drafts`, in number."""
 
     start: int
     count: int
     blocks: Sequence[int]
     adapter: int = NO_ADAPTER
     drafts: int = 0
+    adapted_from: int = 0
+
+    @property
+    def plain(self) -> int:
+        """The number of its first positions that are computed without an adapter."""
+        if self.adapter == NO_ADAPTER:
+            return self.count
+        return min(max(0, self.adapted_from - self.start), self.count)
 
 
 class KernelTile:
@@ -123,6 +131,10 @@ class KernelTile:
 
 def adapters_of_rows(spans: Sequence[TileSpan]) -> "array[int]":
     """The number of each row's adapter; empty if no row has one."""
-    if all(span.adapter == NO_ADAPTER for span in spans):
+    counts = [(span.adapter, span.plain, span.count) for span in spans]
+    if all(plain == count for _, plain, count in counts):
         return array("i")
-    return array("i", [span.adapter for span in spans for _ in range(span.count)])
+    numbers = array("i")
+    for adapter, plain, count in counts:
+        numbers.extend([NO_ADAPTER] * plain + [adapter] * (count - plain))
+    return numbers

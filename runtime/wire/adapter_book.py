@@ -12,23 +12,31 @@ from pontil.runtime.wire.adapter_messages import AdapterState, AdapterTable
 
 # Names that are remembered, unloaded ones among them: then the one that was unloaded longest ago is forgotten.
 MOST_NAMES = 1024
+MOST_ID = 1 << 31
 DIGEST = re.compile(r"[0-9a-f]{64}|", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterChange:
     """The last change of a name: its number, the digest of the adapter that it stands for since then, empty: of none,
-    and the directory of that one. Of two with one number all choose the same."""
+    the directory of that one, and the tokens that activate it, if there are any. Of two with one number all choose the
+    same."""
 
     number: int
     digest: str
     directory: str
+    invocation: tuple[int, ...] = ()
+
+
+def is_sound(change: AdapterChange) -> bool:
+    return bool(DIGEST.fullmatch(change.digest)) and all(0 <= token < MOST_ID for token in change.invocation)
 
 
 def told(message: AdapterTable | AdapterState) -> dict[str, AdapterChange]:
     """Return the changes that a message tells, by name."""
+    digests, directories, invocations = message.digests, message.directories, message.invocations
     return {
-        name: AdapterChange(number, message.digests.get(name, ""), message.directories.get(name, ""))
+        name: AdapterChange(number, digests.get(name, ""), directories.get(name, ""), tuple(invocations.get(name, ())))
         for name, number in message.changes.items()
     }
 
@@ -48,11 +56,6 @@ class AdapterBook:
         change = self.changes.get(name)
         return before if change is None else change.digest or None
 
-    def directory_of(self, name: str) -> str:
-        """Return the directory of the adapter for which a name stands since a change; empty where there was none."""
-        change = self.changes.get(name)
-        return "" if change is None else change.directory
-
     def named(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all names, where these were there when the launch began."""
         kept = {name: digest for name, digest in before.items() if name not in self.changes}
@@ -60,7 +63,7 @@ class AdapterBook:
 
     def take(self, message: AdapterTable | AdapterState) -> list[str]:
         """Merge what another process knows. Return the names that changed."""
-        return self.merge({name: one for name, one in told(message).items() if DIGEST.fullmatch(one.digest)})
+        return self.merge({name: one for name, one in told(message).items() if is_sound(one)})
 
     def merge(self, changes: Mapping[str, AdapterChange]) -> list[str]:
         newer = [name for name, one in changes.items() if name not in self.changes or one > self.changes[name]]
@@ -80,11 +83,12 @@ class AdapterBook:
         return any(name not in theirs or theirs[name] < change for name, change in self.changes.items())
 
     @property
-    def fields(self) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
+    def fields(self) -> tuple[dict[str, int], dict[str, str], dict[str, str], dict[str, list[int]]]:
         """All of it as messages have it."""
         items = self.changes.items()
         return (
             {name: change.number for name, change in items},
             {name: change.digest for name, change in items},
             {name: change.directory for name, change in items},
+            {name: list(change.invocation) for name, change in items if change.invocation},
         )

@@ -17,10 +17,10 @@ REFUSED = "refused"
 class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
-    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt` and `adapter` are as in
-    LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains; to "let_go" of it the
-    same, as another one has it, which took it later: by more `moves` than this worker. Answered by a LeaseState if that
-    changes anything."""
+    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt`, `adapter` and `adapter_start`
+    are as in LeaseState. To "refund" it is to end it, as no other worker takes it from one that drains; to "let_go" of
+    it the same, as another one has it, which took it later: by more `moves` than this worker. Answered by a LeaseState
+    if that changes anything."""
 
     sender: str
     receiver: str
@@ -34,6 +34,7 @@ class LeaseOrder:
     salt: str = ""
     adapter: str = ""
     moves: int = 0
+    adapter_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class LeaseState:
     and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
     it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
     refused or refunded. It is sent before the tokens of the step that computed its prompt. The `prompt`, token ids of 4
-    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest. The
-    sender was given it by so many `moves` from one worker to another: of two that hold it, the one with more has it."""
+    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest, in use
+    from the position `adapter_start` on. The sender was given it by so many `moves` from one worker to another: of two
+    that hold it, the one with more has it."""
 
     sender: str
     receiver: str
@@ -61,6 +63,7 @@ class LeaseState:
     salt: str = ""
     adapter: str = ""
     moves: int = 0
+    adapter_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.cache.prefix import Key
 
 # The states of a lease. One that is HELD may be at another worker a moment later; the others are its end.
@@ -90,15 +91,16 @@ ID_BYTES = array("I").itemsize
 @dataclass(frozen=True, slots=True)
 class LeasedPrompt:
     """The prompt behind the keys of a lease, from which another worker can compute its blocks: token `ids`, one behind
-    the other, the salt, and the digest of the adapter. Without ids it is not known."""
+    the other, the salt, and how it is computed with an adapter. Without ids it is not known."""
 
     ids: bytes = field(default=b"", repr=False)
     salt: str = ""
-    adapter: str = ""
+    adapted: Adaptation = NOT_ADAPTED
 
     @classmethod
-    def of(cls, tokens: Sequence[int], salt: str, adapter: str) -> "LeasedPrompt":
-        return cls(array("I", tokens).tobytes(), salt, adapter)
+    def of(cls, tokens: Sequence[int], salt: str, adapted: Adaptation) -> "LeasedPrompt":
+        """Return the prompt of these tokens, the first ones of one that is so computed."""
+        return cls(array("I", tokens).tobytes(), salt, adapted.within(len(tokens)))
 
     @property
     def tokens(self) -> list[int]:

@@ -266,8 +266,9 @@ class FleetLeases:
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
         about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
-        prompt = view.prompt.ids, view.prompt.salt, view.prompt.adapter
-        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves))
+        adapted = view.prompt.adapted
+        prompt = view.prompt.ids, view.prompt.salt, adapted.digest
+        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, adapted.start))
 
     def age(self, view: LeaseView) -> float:
         return max(0.0, self.clock() - view.term.began)

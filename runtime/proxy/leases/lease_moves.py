@@ -160,5 +160,6 @@ class LeaseMoves:
 
 
 def ticket_of(view: LeaseView) -> Ticket:
-    adapter = ChosenAdapter("", view.prompt.adapter) if view.prompt.adapter else None
+    adapted = view.prompt.adapted
+    adapter = ChosenAdapter("", adapted.digest, start=adapted.start) if adapted.digest else None
     return Ticket("lease", cache_salt=view.prompt.salt, adapter=adapter)

@@ -93,7 +93,7 @@ class Generation(Work):
         if not self.prompt or self.params.prompt_logprobs is not None:
             return None
         if self.prefix is None or self.prefix.block_size != block_size:
-            self.prefix = PromptPrefix(self.prompt, ticket.cache_salt, block_size, ticket.adapter_digest)
+            self.prefix = PromptPrefix(self.prompt, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
         return self.prefix
 
     def told(self, request: Request) -> dict[str, Any] | None:
@@ -112,6 +112,7 @@ def submits(
     A worker that is `alone` is told this besides."""
     attempts, route = request.attempts, request.attempts.route
     assert route is not None, "begin the attempt first"
+    adapter, adapted = request.ticket.adapter, request.ticket.adapted(request.prompt)
     common: dict[str, Any] = {
         "sender": sender,
         "request_id": request.id,
@@ -119,8 +120,9 @@ def submits(
         "prompt": request.prompt,
         "sampling": request.params.to_wire(),
         "cache_salt": request.ticket.cache_salt,
-        "adapter": request.ticket.adapter_digest,
-        "adapter_directory": "" if request.ticket.adapter is None else request.ticket.adapter.directory,
+        "adapter": adapted.digest,
+        "adapter_start": adapted.start,
+        "adapter_directory": adapter.directory if adapter is not None and adapted.digest else "",
         "priority": request.share.place(request.ticket.place),
         "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,

@@ -285,7 +285,7 @@ class StageRun(Work):
             contents = contents_of(self.prompt, self.options)
             if contents is None:
                 return None
-            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapter_digest)
+            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
         return self.prefix
 
     def awaited(self, begun: bool) -> str:

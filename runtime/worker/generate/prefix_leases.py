@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.cache.leases.lease import HELD, UNKNOWN_PROMPT, LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseRefused
 from pontil.runtime.cache.leases.pinned_blocks import PinnedBlocks
@@ -117,7 +118,7 @@ class PrefixLeases:
                 keys = tuple(self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)])
                 began = now if wish.age is None else request.arrived - wish.age
                 tokens = request.submit.prompt[: len(keys) * self.book.block_size]
-                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.submit.adapter)
+                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.sequence.prefix.adapted)
                 self.grant(wish, request.proxy, keys, LeaseTerm(self.size(keys), began, wish.seconds), now, prompt)
 
     def size(self, keys: Sequence[Key]) -> int:
@@ -162,7 +163,8 @@ class PrefixLeases:
             wish = AskedLease(order.lease_id, *about, must=True, moves=min(max(0, order.moves), MOST_MOVES))
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
-                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter)
+                adapted = Adaptation(order.adapter, max(0, order.adapter_start))
+                prompt = LeasedPrompt(order.prompt, order.salt, adapted)
                 prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
@@ -231,9 +233,9 @@ class PrefixLeases:
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        prompt_fields = prompt.ids, prompt.salt, prompt.adapter
+        adapted, prompt_fields = prompt.adapted, (prompt.ids, prompt.salt, prompt.adapted.digest, lease.moves)
         age = max(0.0, until - term.began)
-        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, lease.moves)
+        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, adapted.start)
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

@@ -83,4 +83,6 @@ class WorkerAdapters:
         checks, named = self.loads.checks, self.book.named({})
         loaded = {name: digest for name, digest in named.items() if digest in checks.loaded}
         failed = {name: checks.failed[digest] for name, digest in named.items() if digest in checks.failed}
-        return AdapterState(self.incarnation, proxy, *self.book.fields, loaded, failed, self.loads.memory)
+        changes, digests, directories, invocations = self.book.fields
+        known, found = (changes, digests, directories), (loaded, failed, self.loads.memory)
+        return AdapterState(self.incarnation, proxy, *known, *found, invocations)

@@ -12,6 +12,7 @@ from scripted_site import HttpAnswer, ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.http.prefixes.schema import PREFIX
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
@@ -61,12 +62,12 @@ class LeasingWorker(ScriptedWorker):
         about = self.incarnation, self.proxy, wish["id"], wish["owner"], self.proxy
         if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
-        keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK), blocks))
+        adapted = Adaptation(submit.adapter, submit.adapter_start)
+        keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK, adapted), blocks))
         age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
-        prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter)
-        told = prompt.ids, prompt.salt, prompt.adapter
-        moves = wish.get("moves", 0)
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told, moves)
+        prompt = LeasedPrompt.of(tokens, submit.cache_salt, adapted)
+        told = prompt.ids, prompt.salt, prompt.adapted.digest, wish.get("moves", 0), prompt.adapted.start
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
         self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state

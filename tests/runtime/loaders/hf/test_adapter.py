@@ -59,7 +59,12 @@ def test_factors_follow_ranks_and_patterns(tmp_path: Path) -> None:
         ({"alpha_pattern": {"(a+)+$": 1}}, "names of layers only"),
         ({"alpha_pattern": [1]}, "alpha_pattern"),
         ({"rank_pattern": {"q_proj": -1}}, "1 to 256"),
-        ({"alora_invocation_tokens": [1]}, "aLoRA"),
+        ({"alora_invocation_tokens": []}, "has 0 tokens in alora_invocation_tokens: give 1 to 256"),
+        ({"alora_invocation_tokens": [1] * 257}, "has 257 tokens"),
+        ({"alora_invocation_tokens": "12"}, "no list of token ids"),
+        ({"alora_invocation_tokens": [True]}, "no list of token ids"),
+        ({"alora_invocation_tokens": [-1]}, "no list of token ids"),
+        ({"alora_invocation_tokens": [1 << 40]}, "no list of token ids"),
     ],
 )
 def test_a_configuration_that_is_not_computed_is_refused(tmp_path: Path, config: dict[str, object], says: str) -> None:
