@@ -19,13 +19,13 @@ DIGEST = re.compile(r"[0-9a-f]{64}|", re.ASCII)
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterChange:
     """The last change of a name: its number, the digest of the adapter that it stands for since then, empty: of none,
-    the directory of that one, and the tokens that activate it, if there are any. Of two with one number all choose the
-    same."""
+    the directory of that one, and the tokens that activate it, if there are any: its digest tells these. Of two with
+    one number all choose the same."""
 
     number: int
     digest: str
     directory: str
-    invocation: tuple[int, ...] = ()
+    invocation: tuple[int, ...] = field(default=(), compare=False)
 
 
 def is_sound(change: AdapterChange) -> bool:

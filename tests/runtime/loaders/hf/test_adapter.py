@@ -104,6 +104,18 @@ def test_tensors_that_are_no_adapter_are_refused(
             read(tmp_path)
 
 
+def test_tokens_that_activate_an_adapter_are_read_and_checked(tmp_path: Path) -> None:
+    read = read_adapter(write_adapter(tmp_path / "a", LAYERS, alora_invocation_tokens=[3, 0, 96]))
+    assert read.invocation == (3, 0, 96)
+    assert read_adapter(write_adapter(tmp_path / "b", LAYERS, alora_invocation_tokens=None)).invocation == ()
+    layer = {QUERY: LowRank(torch.randn(4, 48), torch.randn(48, 4))}
+    write_adapter(tmp_path / "c", layer, alora_invocation_tokens=[96])
+    assert check_adapter(tmp_path / "c", tiny.config(), "adapter x").invocation == (96,)
+    write_adapter(tmp_path / "d", layer, alora_invocation_tokens=[3, 97])
+    with pytest.raises(AdapterError, match="adapter x is activated by the token 97, and the model has 97"):
+        check_adapter(tmp_path / "d", tiny.config(), "adapter x")
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     def refused(says: str) -> None:
         for read in (read_adapter, checked):
