@@ -10,6 +10,7 @@ from simulation import simulated
 
 FEW = ("--adapters", "1", "--requests", "15")
 PLANTED = {
+    "adapter-enters-keys-a-block-late": (1, "no_wrong_block_is_read"),
     "adapter-in-use-leaves-memory": (11, "every_row_has_its_adapter"),
     "adapter-is-not-in-the-prefix-key": (1, "no_wrong_block_is_read"),
     "adapters-share-a-number": (26, "every_row_has_its_adapter"),
