@@ -11,10 +11,10 @@ from simulation import simulated
 FEW = ("--adapters", "1", "--requests", "15")
 PLANTED = {
     "adapter-enters-keys-a-block-late": (1, "no_wrong_block_is_read"),
-    "adapter-in-use-leaves-memory": (11, "every_row_has_its_adapter"),
+    "adapter-in-use-leaves-memory": (21, "every_row_has_its_adapter"),
     "adapter-is-not-in-the-prefix-key": (1, "no_wrong_block_is_read"),
     "adapters-share-a-number": (26, "every_row_has_its_adapter"),
-    "adapters-wait-for-each-other": (11, "adapters_are_answered"),
+    "adapters-wait-for-each-other": (28, "adapters_are_answered"),
     "new-proxy-goes-by-names-of-the-launch": (46, "no_answer_is_of_another_adapter"),
     "restarted-worker-is-not-told-adapters": (1, "all_know_the_same_adapters"),
     "unloaded-adapter-stays-in-memory": (1, "unloaded_adapters_are_in_no_memory"),
