@@ -60,8 +60,8 @@ def chain(parent: Key, tokens: Sequence[int], first: int = 0, adapted: Adaptatio
 
 
 def adapted_parent(parent: Key, first: int, adapted: Adaptation) -> Key:
-    """What the key of the block that begins at this position, and has an adapter's first one, is made of instead of its
-    parent's. Of two blocks with the same tokens the adapter may begin at other ones."""
+    """A parent's key with an adapter: for the key of the block that begins at this position and has the adapter's first
+    one. Of two blocks with the same tokens the adapter may begin at other ones."""
     told = adapted.behind(first).told
     return hashlib.blake2b(told, digest_size=KEY_BYTES, key=parent, person=b"adapter").digest()
 
