@@ -68,7 +68,8 @@ class FromPosition(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         added = x @ self.one.down.T @ self.one.up.T
         added[:, : self.start] = 0
-        return self.layer(x) + added
+        made: Tensor = self.layer(x)
+        return made + added
 
 
 def adapt(hugging: PreTrainedModel, layers: dict[str, LowRank], start: int) -> None:
