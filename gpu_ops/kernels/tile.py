@@ -30,13 +30,6 @@ class TileSpan:
     drafts: int = 0
     adapted_from: int = 0
 
-    @property
-    def plain(self) -> int:
-        """The number of its first positions that are computed without an adapter."""
-        if self.adapter == NO_ADAPTER:
-            return self.count
-        return min(max(0, self.adapted_from - self.start), self.count)
-
 
 class KernelTile:
     """The spans' rows one after the other, over a pool [block, layer, plane, kv_head, slot, cells of a row], in which
@@ -131,10 +124,11 @@ class KernelTile:
 
 def adapters_of_rows(spans: Sequence[TileSpan]) -> "array[int]":
     """The number of each row's adapter; empty if no row has one."""
-    counts = [(span.adapter, span.plain, span.count) for span in spans]
-    if all(plain == count for _, plain, count in counts):
+    if all(span.adapter == NO_ADAPTER for span in spans):
         return array("i")
-    numbers = array("i")
-    for adapter, plain, count in counts:
-        numbers.extend([NO_ADAPTER] * plain + [adapter] * (count - plain))
-    return numbers
+    numbers = [
+        span.adapter if position >= span.adapted_from else NO_ADAPTER
+        for span in spans
+        for position in range(span.start, span.start + span.count)
+    ]
+    return array("i", numbers if any(number != NO_ADAPTER for number in numbers) else ())
