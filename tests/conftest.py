@@ -6,6 +6,7 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 """
 
 import gc
+import logging
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -97,6 +98,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
+    # pytest adds its handlers to each logger that passes nothing on, six times a test; dozens of torch's are such.
+    for name, known in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(known, logging.Logger):
+            known.propagate = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Never look again at the objects that a file leaves, such as modules that it imported: some tests ask for a look
+    at all objects, of which a process that runs hundreds of files would have millions."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -79,9 +79,7 @@ def open_set(
 
 def checked_state(path: Path) -> str:
     """Return what the outcome of a check of this library depends on: its file, the processor, and the check's code."""
-    digest = hashlib.sha256()
-    for code in sorted(CODE.rglob("*.py")):
-        digest.update(code.read_bytes())
+    digest = hashlib.sha256(check_digest())
     first, _, _ = CPUINFO.read_text().partition("\n\n")
     digest.update("\n".join(line for line in first.splitlines() if not line.startswith(CLOCK)).encode())
     try:
@@ -89,6 +87,13 @@ def checked_state(path: Path) -> str:
             return f"{state_of_file(file)}-{digest.hexdigest()}"
     except OSError as error:
         raise KernelError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+def check_digest() -> bytes:
+    digest = hashlib.sha256()
+    for code in sorted(CODE.rglob("*.py")):
+        digest.update(code.read_bytes())
+    return digest.digest()
 
 
 def load(path: Path, name: str, threads: int) -> KernelLibrary:

@@ -20,6 +20,8 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15
 LARGEST = (1 << 63) - 1
 ROW_WORDS = 256
+# Words of a block up to which all blocks are digested in one call.
+TOGETHER = 256
 
 
 def digest_weights(words: int, run: int | None = None) -> NDArray[np.int64]:
@@ -36,7 +38,11 @@ def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArr
     8: the sum modulo 2^64 with the top bit, which a word's own top bit alone can change, folded in."""
     words = pool.view(np.int64)
     rows = words.reshape(*words.shape[:-1], -1, words[0].size // len(weights))
-    sums = [int(np.dot(np.add.reduce(rows[block], axis=-1).ravel(), weights)) for block in blocks]
+    if words[0].size <= TOGETHER:
+        # The calls cost more than the words: what is copied for it stays in the cache.
+        sums = np.add.reduce(rows[list(blocks)], axis=-1).reshape(-1, len(weights)).dot(weights).tolist()
+    else:
+        sums = [int(np.dot(np.add.reduce(rows[block], axis=-1).ravel(), weights)) for block in blocks]
     return [(total & LARGEST) ^ (total < 0) for total in sums]
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.anthropic.content_blocks import (
-    CONTROL,
     TEXTS,
     TTLS,
     TURNS,
@@ -147,10 +146,6 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
     )
     prompt = chat_prompt(fields, chat_values, {"reasoning_effort": EFFORT})
     kept = longest_kept(kept_beginnings(system, offered, conversation, values["cache_control"]))
-    if kept is not None and prompt.media:
-        # A prompt that several stages compute is not leased.
-        fields.ignored.note(CONTROL)
-        kept = None
     shown = tuple(tool for tool in prompt.tools.shown if tool["function"]["name"] not in offered.deferred)
     chat = ChatRequest(
         model=values["model"],

@@ -47,7 +47,10 @@ class MessagesRoutes:
         chat = self.chat(count_request, generation)
         ticket = generation.preparation.complete(request.ctx.ticket, chat)
         generation.sounds.check(chat, request)
-        chat = await generation.sounds.heard(chat, ticket)
+        if chat.prompt.media:
+            # Images are fetched and decoded for a count as for an answer.
+            generation.proxy.admissions.admit_to_rate(ticket)
+        chat = chat.heard(await generation.sounds.heard(chat.prompt, ticket))
         snapshot = await generation.preparation.snapshot(ticket)
         limit = TextLimit(snapshot.known_context, whole=False)
         prompt = await generation.prompts.chat(chat.prompt, limit)

@@ -20,7 +20,7 @@ from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 
@@ -122,7 +122,7 @@ class MessagesShape:
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         work = None if self.request is None else self.request.work
-        created = work.created(usage.cached_tokens) if isinstance(work, Generation) else (0, 0)
+        created = work.created(usage.cached_tokens) if isinstance(work, PromptWork) else (0, 0)
         return usage_object(usage, created) | class_usage(TIERS[self.heading.service_tier], self.heading.share)
 
     def notes(self, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:

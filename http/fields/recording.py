@@ -3,7 +3,7 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from pontil.http.fields.picture import LinkedPicture, Picture
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import is_wav
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
 
 INPUT_AUDIO = "input_audio"
 MAGICS = (
@@ -43,8 +44,16 @@ class MixedContent:
     parts: tuple[str | MediaPart, ...]
 
     def __len__(self) -> int:
-        """The number of characters of its texts."""
-        return sum(len(part) for part in self.parts if isinstance(part, str))
+        """The number of characters of its texts, with one for each recording and image."""
+        return sum(len(part) if isinstance(part, str) else 1 for part in self.parts)
+
+    def heard(self, texts: Mapping[MediaPart, str], most: int | None = None) -> str:
+        """Return it with the text that stands for each recording and image; only so many characters of it, or all."""
+        left, found = len(self) if most is None else most, ""
+        for part in self.parts if left else ():
+            found += part[:left] if isinstance(part, str) else texts[part] if left else ""
+            left -= min(left, len(part) if isinstance(part, str) else 1)
+        return found
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
@@ -61,6 +70,21 @@ class GivenMedia(Protocol):
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each of them, with a mark for each of their rows.
         Raises RequestError."""
+
+    def beginning(self, ids: Sequence[int]) -> list[int]:
+        """Return the same of ids with which such a prompt begins."""
+
+    def work(self, work: Generation) -> PromptWork:
+        """Return the work that answers in text to a prompt with them. Raises Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeardMedia:
+    """The texts that stand for the recordings and images of a prompt, and these, where the model's stages are given
+    them."""
+
+    texts: Mapping[MediaPart, str]
+    media: GivenMedia | None = None
 
 
 def read_recording(fields: Fields) -> Recording:

@@ -9,6 +9,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
 from pontil.http.access.endpoint import Endpoint
+from pontil.http.fields.recording import HeardMedia
 from pontil.http.fields.service_tier import class_usage, told_class
 from pontil.http.intake.body import GENERATION_ERRORS, understood
 from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
@@ -84,16 +85,24 @@ class PrefixRoutes:
         adapter = model.check(wanted.model)
         ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         ticket = replace(ticket, adapter=adapter)
+        shown = HeardMedia({})
+        if wanted.chat is not None:
+            chosen.sounds.check_media(wanted.chat)
         self.proxy.admissions.check_limits(ticket)
+        if wanted.chat is not None:
+            shown = await chosen.sounds.heard(wanted.chat, ticket)
+            wanted = replace(wanted, chat=wanted.chat.heard(shown.texts))
         snapshot = await chosen.preparation.snapshot(ticket)
         ids = await self.prompt_ids(chosen.prompts, wanted, TextLimit(snapshot.known_context))
+        ids = ids if shown.media is None else shown.media.expanded(ids)
         name = "prompt" if wanted.chat is None else "messages"
         token_budget(len(ids), None, 0, snapshot.context_length, (name, "max_tokens"))
         self.leases.quota.check(model.key, ticket.caller, len(ids), self.proxy.clock())
         understood(request)
         wish = self.leases.wish(model.key, ticket.caller, wanted.seconds, len(ids), must=True)
         work = Generation(ids, NOTHING_DRAWN, wish=wish, further=model.key)
-        stream = self.proxy.submit(ticket, work, snapshot=snapshot)
+        asked = work if shown.media is None else shown.media.work(work)
+        stream = self.proxy.submit(ticket, asked, snapshot=snapshot)
         view = None
         try:
             await stream.all()

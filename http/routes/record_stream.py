@@ -49,7 +49,7 @@ class RecordStream:
         if request.method == "HEAD":
             return empty(200, headers=HEADERS | {"content-type": CONTENT_TYPE})
         if self.generation.receipts.signer is None or self.generation.proxy.config.graph is not None:
-            raise RequestError("this server has no receipts: launch it with --receipt-key, and a model of one stage")
+            raise RequestError("nothing can be recorded here: launch with --receipt-key, and a model of one stage")
         session = await self.recorder.open(one_in(request), redacted=request.args.get("redacted", "0") == "1")
         try:
             head = EventStreamResponse(content_type=CONTENT_TYPE, headers=HEADERS)

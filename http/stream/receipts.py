@@ -9,11 +9,12 @@ from typing import Any
 from sanic import Request
 
 from pontil.http.stream.recording import RequestSample, sample_of
-from pontil.runtime.errors import RequestError
+from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.request import Request as ProxyRequest
+from pontil.runtime.proxy.requests.request import Work
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.receipts.chain import MARK_BYTES, START, TOP_LOGITS, extended
 from pontil.runtime.receipts.record import RecordedAnswer
@@ -35,6 +36,12 @@ def check_no_receipt(request: Request, what: str) -> None:
     """Raise RequestError if a receipt is asked for of something that has none."""
     if wanted(request) is not None:
         raise RequestError(f"{what} has no receipt: leave out {HEADER}")
+
+
+def check_known(works: Sequence[PromptWork]) -> None:
+    """Raise Unavailable where nobody can state what stands in a prompt."""
+    if any(work.contents is None for work in works):
+        raise Unavailable("the encoders of recordings and images are of two kinds now: try again in a moment")
 
 
 def wanted(request: Request) -> str | None:
@@ -120,24 +127,33 @@ class ReceiptNote:
 
     def statement(self, request: ProxyRequest, hello: Hello) -> dict[str, Any]:
         """Return the part of the statement that all choices of a request have."""
-        return {
-            "receipt": VERSION,
-            "id": self.reply,
-            "request": request.id,
-            "model": self.model,
-            "model_fingerprint": hello.model_fingerprint,
-            "tokenizer": self.proxy.in_flight.tokenizer_of(request.work.group).digest,
-            "revision": hello.revision,
-            "version": hello.version or self.proxy.config.version,
-            "kernels": hello.kernels or "",
-            "dtype": hello.dtype or "",
-            "kv_cache_dtype": hello.kv_cache_dtype or "",
-            "top_logits": request.params.top_logits,
-            "parameters": stated_parameters(request.params),
-            "prompt_tokens": len(request.prompt),
-            "cached_tokens": request.billed.cached_tokens,
-            "prompt_sha256": ids_digest(request.prompt),
-        } | ({ADAPTER: digest} if (digest := request.ticket.adapter_digest) else {})
+        return (
+            {
+                "receipt": VERSION,
+                "id": self.reply,
+                "request": request.id,
+                "model": self.model,
+                "model_fingerprint": hello.model_fingerprint,
+                "tokenizer": self.proxy.in_flight.tokenizer_of(request.work.group).digest,
+                "revision": hello.revision,
+                "version": hello.version or self.proxy.config.version,
+                "kernels": hello.kernels or "",
+                "dtype": hello.dtype or "",
+                "kv_cache_dtype": hello.kv_cache_dtype or "",
+                "top_logits": request.params.top_logits,
+                "parameters": stated_parameters(request.params),
+                "prompt_tokens": len(request.prompt),
+                "cached_tokens": request.billed.cached_tokens,
+                "prompt_sha256": ids_digest(request.prompt),
+            }
+            | ({ADAPTER: digest} if (digest := request.ticket.adapter_digest) else {})
+            | stated_in(request.work)
+        )
+
+
+def stated_in(work: Work) -> dict[str, Any]:
+    assert isinstance(work, PromptWork), "what has a receipt has a prompt"
+    return dict(work.stated)
 
 
 def receipt_field(note: ReceiptNote | None) -> dict[str, Any]:
@@ -153,7 +169,7 @@ class ReceiptDesk:
         self.proxy, self.signer = proxy, None if key is None else ReceiptSigner(bytes.fromhex(key))
 
     def open(
-        self, request: Request, works: Sequence[Generation], snapshot: RegistrySnapshot, reply: str, model: str
+        self, request: Request, works: Sequence[PromptWork], snapshot: RegistrySnapshot, reply: str, model: str
     ) -> ReceiptNote | None:
         """Return the note of a reply that is to have receipts, and have its works computed with what they state. None
         if none are asked for. Raises RequestError for a request that cannot have them."""
@@ -164,19 +180,18 @@ class ReceiptDesk:
             raise RequestError(
                 "this server has no key to sign receipts with: its operator can give one by --receipt-key"
             )
-        if self.proxy.config.graph is not None:
-            raise RequestError(f"a model of several stages has no receipts: leave out {HEADER}")
-        if any(work.remote_kv is not None for work in works):
+        if any(work.is_moved for work in works):
             raise RequestError(f"kv_transfer_params has others compute the prompt: leave it out, or {HEADER}")
+        check_known(works)
         kernels = None if snapshot.any_hello is None else snapshot.any_hello.kernels
         for work in works:
             work.params = replace(work.params, top_logits=TOP_LOGITS if promises_bits(kernels) else 0)
         return ReceiptNote(self.signer, self.proxy, snapshot, reply, model, form, sample)
 
-    def may_record(self, request: Request, works: Sequence[Generation], snapshot: RegistrySnapshot) -> bool:
+    def may_record(self, request: Request, works: Sequence[PromptWork], snapshot: RegistrySnapshot) -> bool:
         """Return whether a request can have a receipt that its client has not asked for, and does not fail for it:
-        workers of an earlier version may state no logits."""
+        workers of an earlier version may state no logits. A record has no recordings and no images."""
         hello, config = snapshot.any_hello, self.proxy.config
-        is_plain = config.graph is None and all(work.remote_kv is None for work in works)
+        is_plain = not any(work.is_moved or work.contents is not work.prompt for work in works)
         is_alike = hello is not None and (hello.version or config.version) == config.version
         return self.signer is not None and is_plain and is_alike

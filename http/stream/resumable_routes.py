@@ -11,7 +11,7 @@ from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
 from pontil.http.fields.kv_transfer import NAME as KV_PARAMS
-from pontil.http.stream.receipts import RECORDED, wanted
+from pontil.http.stream.receipts import RECORDED, check_known, wanted
 from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ReplyHeading
 from pontil.http.stream.resumable_format import ResumableFormat
@@ -19,14 +19,15 @@ from pontil.http.stream.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
 from pontil.runtime.proxy.requests.remote_kv import KeepPrompt
-from pontil.runtime.proxy.requests.request import Work
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.resume.retold_text import RetoldText
+from pontil.runtime.proxy.resume.state import STATED
 from pontil.runtime.proxy.resume.state import release_of as recorded_release
 from pontil.runtime.proxy.resume.stream_journal import StreamJournal
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord
+from pontil.runtime.receipts.statement import MEDIA
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"
 CODE = "stream_not_found"
@@ -89,11 +90,18 @@ def heading_of(request: Request) -> ReplyHeading | None:
 
 
 def check_not_continued(request: Request) -> None:
-    """Raise RequestError where an answer in sound, or about recordings or images, is to be one that can be
-    continued."""
+    """Raise RequestError where an answer in sound is to be one that can be continued."""
     if context_of(request) is not None:
-        says = "an answer in sound, or about recordings or images, cannot be continued: leave out pontil-resume"
-        raise RequestError(says, param="audio")
+        raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
+
+
+def check_same(work: PromptWork, head: Mapping[str, Any]) -> None:
+    """Raise RequestError where a stream's prompt, made again, has other recordings or images than it began with: those
+    at addresses on the network may have changed."""
+    media, begun = (about.get(MEDIA, ()) for about in (work.stated, head.get(STATED, {})))
+    if [one["digest"] for one in media] != [one["digest"] for one in begun]:
+        says = "an image of this stream's request is another one now than when it began: send the request anew"
+        raise RequestError(says, status=409, code="stream_has_changed")
 
 
 def release_of(claimed_stream: StreamRecord | StreamJournal) -> WorkerRelease | None:
@@ -129,7 +137,7 @@ class ResumableRoutes:
         if event is None:
             return await handler(request)
         context.since = read_event_id(event)
-        self.proxy.admissions.admit_replay(request.ctx.ticket)
+        self.proxy.admissions.admit_to_rate(request.ctx.ticket)
         claimed_stream = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.ticket)
         try:
             if context.head.get("path") != request.path:
@@ -147,7 +155,7 @@ class ResumableRoutes:
                 self.proxy.streams.put_back(claimed_stream)
 
     def stream(
-        self, request: Request, works: Sequence[Work], form: ReplyFormat, submit: Callable[[], Stream]
+        self, request: Request, works: Sequence[PromptWork], form: ReplyFormat, submit: Callable[[], Stream]
     ) -> tuple[Stream, ReplyFormat]:
         """Return the stream that answers a request for these works, and its format: as `submit` makes it, one that is
         recorded besides, or one that goes on."""
@@ -158,15 +166,17 @@ class ResumableRoutes:
             return submit(), form
         if len(works) > 1:
             raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
+        check_known(works)
         streams = self.proxy.streams
         if context.claimed is not None:
             since, claimed_stream = context.since, context.claimed
             assert since is not None, "what is continued has a point"
+            check_same(works[0], context.head)
             resumable_format = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            stream = streams.take_up(claimed_stream, ReplyConnection(request), request.ctx.ticket, context.retold)
-            return stream, resumable_format
+            about_it = ReplyConnection(request), request.ctx.ticket, context.retold, works[0]
+            return streams.take_up(claimed_stream, *about_it), resumable_format
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

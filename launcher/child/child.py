@@ -255,11 +255,15 @@ class Child:
             self.move(ChildState.BACKOFF)
         self.move(ChildState.ASLEEP)
 
-    def wake(self, now: float) -> None:
-        """Start it again, or have it take requests again where it has not ended."""
+    def rise(self, now: float) -> None:
+        """Start it again if it sleeps, with the order that it has."""
         if self.state is ChildState.ASLEEP:
             self.move(ChildState.BACKOFF)
             self.due = now
+
+    def wake(self, now: float) -> None:
+        """Start it again, or have it take requests again where it has not ended."""
+        self.rise(now)
         if self.drain is not None and self.state in (ChildState.BACKOFF, ChildState.READY):
             self.sleeps = False
             self.assign(self.plan.role, None)

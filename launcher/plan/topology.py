@@ -49,7 +49,8 @@ from pontil.runtime.foundation.staged_model import StagedModel
 class Topology:
     """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
     is the model name that clients use. `graph` is the graph of a model of several stages. `shares`: workers may share
-    a device. `model_memory` are the bytes that several models may take at once, where that is limited."""
+    a device. `model_memory` are the bytes that several models may take at once, where that is limited. The workers of
+    each kind are counted from the `first_number` on."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
@@ -59,6 +60,7 @@ class Topology:
     graph: StagedModel | None = None
     shares: bool = False
     model_memory: int | None = None
+    first_number: int = 0
 
     @property
     def control(self) -> str:
@@ -148,7 +150,17 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     shares = options.share_devices or (graph is not None and share_devices(workers))
-    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares, options.model_memory)
+    return Topology(
+        prepare,
+        children,
+        tuple(controls),
+        url,
+        served_name(options),
+        graph,
+        shares,
+        options.model_memory,
+        options.first_number,
+    )
 
 
 def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:

@@ -2,7 +2,7 @@
 """The check of receipts, in this process. Imports are inside: only where something is computed is torch loaded."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class RecomputeOptions:
     """The way in which receipts are computed again: by a model, if not the one that they name, with the caches in this
     folder, by these kernels instead of theirs, beside `company` other requests, in so many processes, with the
-    `adapter` in this directory. `access` is to the hub that may have the model."""
+    `adapter` in this directory, about `media`, names and contents of files. `access` is to the hub that may have the
+    model."""
 
     model: str | None
     cache: Path
@@ -28,6 +29,7 @@ class RecomputeOptions:
     company: int = 0
     ranks: int = 1
     adapter: Path | None = None
+    media: Sequence[tuple[str, bytes]] = ()
     access: HubAccess = PUBLIC
 
 
@@ -62,7 +64,7 @@ def recomputed(file: "AnswerFile", prompt: str | None, wanted: RecomputeOptions)
     path = resolve_model(wanted.model or file.receipts[0].statement["model"], wanted.cache, wanted.access)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     with rank_processes() as ranks:
-        ways = (wanted.kernels, wanted.company, wanted.ranks, wanted.adapter)
+        ways = (wanted.kernels, wanted.company, wanted.ranks, wanted.adapter, wanted.media)
         how = Recomputation(path, wanted.cache, cores, *ways, start_ranks=ranks.start)
         for verification in verified(file, how, prompt):
             yield verification.equal, verification.text

@@ -16,14 +16,17 @@ from pontil.launcher.supervisor.model_moves import MemoryStage, ModelState, mode
 
 # Seconds that the last requests of a model have to end before its workers do.
 LAST_REQUESTS = 3600.0
+# Workers of a model that takes no memory of the host.
+UNLIMITED = 1 << 30
 
 
 @dataclass(slots=True)
 class ModelUse:
     """The use of a model at all proxies: `counts` has the requests that there were, by proxy, `open` and `waiting` how
-    many there are now. `size` bytes are what it takes awake, of which its workers share `shared`."""
+    many there are now. Awake each worker takes `own` bytes, and all of them together `shared`. Since `grows_at` one
+    that was added waits for room."""
 
-    size: int = 0
+    own: int = 0
     shared: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
@@ -32,6 +35,10 @@ class ModelUse:
     asked_at: float | None = None
     since: float = 0.0
     stage: MemoryStage = MemoryStage.AWAKE
+    grows_at: float | None = None
+
+    def size(self, workers: int) -> int:
+        return self.shared + workers * self.own
 
 
 class ModelMemory:
@@ -41,8 +48,14 @@ class ModelMemory:
     def __init__(self, memory: int | None, console: Console) -> None:
         self.memory, self.console = memory, console
         self.models: dict[str, ModelUse] = {}
-        # The bytes that each takes awake, and how many of these its workers share.
+        # The bytes that each takes awake with the workers that it has first, and how many of these they share.
         self.sizes: Mapping[str, Sequence[int]] = {}
+
+    @property
+    def most_workers(self) -> dict[str, int]:
+        """Return how many workers each model may have where the memory is limited: all others sleep then."""
+        memory = self.memory or 0
+        return {name: (memory - use.shared) // use.own if use.own else UNLIMITED for name, use in self.models.items()}
 
     def begin(self, children: Sequence[Child], now: float) -> None:
         """Have the models start that fit, in their order; the others sleep."""
@@ -50,10 +63,10 @@ class ModelMemory:
             return
         taken = 0
         for name in dict.fromkeys(child.plan.group for child in children if is_answering(child)):
-            size, shared = self.sizes.get(name, (0, 0))
-            self.models[name] = ModelUse(size, shared, since=now)
+            workers, (size, shared) = workers_of(name, children), self.sizes.get(name, (0, 0))
+            self.models[name] = ModelUse(-((shared - size) // len(workers)), shared, since=now)
             if taken and taken + size > self.memory:
-                for child in workers_of(name, children):
+                for child in workers:
                     child.rest()
             else:
                 taken += size
@@ -81,11 +94,12 @@ class ModelMemory:
         moves = model_moves(states, self.memory, now)
         for child in (child for name in moves.sleep for child in workers_of(name, children)):
             self.console.line(
-                f"{child.name} goes to sleep when its last requests have ended: another model is asked for"
+                f"{child.name} goes to sleep when its last requests have ended: another model needs the room"
             )
             child.go_to_sleep(LAST_REQUESTS)
-        for child in (child for name in (*moves.wake, *moves.stay) for child in workers_of(name, children)):
-            child.wake(now)
+        for name in (*moves.wake, *moves.stay):
+            for child in workers_of(name, children):
+                (child.wake if self.models[name].grows_at is None else child.rise)(now)
         for child in (child for name in moves.forget for child in workers_of(name, children)):
             child.memory.close()
 
@@ -95,6 +109,10 @@ class ModelMemory:
         stage = stage_of(workers)
         if stage is not use.stage:
             use.stage, use.since = stage, now
+        resting = [child for child in workers if child.state is ChildState.ASLEEP]
+        grows = bool(resting) and stage in (MemoryStage.AWAKE, MemoryStage.COMING)
+        use.grows_at = (use.grows_at or now) if grows else None
+        size = use.size(len(workers) - len(resting) if grows else len(workers))
         samples = [
             usages[process.process.pid]
             for child in workers
@@ -108,9 +126,10 @@ class ModelMemory:
         else:
             # Weights are mapped as they are read, and the last sample may be older than that.
             resident = sum(sample.rss_bytes for sample in samples) - use.shared * max(0, len(samples) - 1)
-            held = max(use.size, resident)
+            held = max(size, resident)
         busy = any(use.open.values()) or any(use.waiting.values())
-        return ModelState(name, stage, use.size, held, use.used_at, use.since, use.asked_at, busy)
+        growth = use.own if grows else 0
+        return ModelState(name, stage, size, held, use.used_at, use.since, use.asked_at, busy, growth, use.grows_at)
 
 
 def figures(value: object) -> tuple[int, int, int]:

@@ -24,7 +24,8 @@ class MemoryStage(Enum):
 class ModelState:
     """A model: it takes `size` bytes awake, or more, and `held` are no others' now: asleep, what is kept of its KV. It
     had requests last at `used_at`, `since` then it is in its stage, and since `asked_at` requests wait for a worker, if
-    any do. `busy`: it has requests."""
+    any do. `busy`: it has requests. Since `grows_at`, if that is set, another worker waits to be added to those that
+    are awake, which takes `growth` bytes."""
 
     name: str
     stage: MemoryStage
@@ -34,11 +35,24 @@ class ModelState:
     since: float
     asked_at: float | None = None
     busy: bool = False
+    growth: int = 0
+    grows_at: float | None = None
+
+    @property
+    def wanted_at(self) -> float | None:
+        """Return since when it waits for room, if it does."""
+        return self.asked_at if self.stage is MemoryStage.ASLEEP else self.grows_at
+
+    @property
+    def wanted(self) -> int:
+        """Return the bytes that it has once it has the room that it waits for."""
+        return self.size if self.stage is MemoryStage.ASLEEP else self.held + self.growth
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMoves:
-    """The models to be woken, to be put to sleep, to stay although they were going, and of which no KV is kept."""
+    """The models to be woken, or to have their other worker, to be put to sleep, to stay although they were going, and
+    of which no KV is kept."""
 
     wake: Sequence[str] = ()
     sleep: Sequence[str] = ()
@@ -47,15 +61,15 @@ class ModelMoves:
 
 
 def model_moves(models: Sequence[ModelState], memory: int, now: float) -> ModelMoves:
-    """Return what is to be done now. Who is asked for longest comes first; for it what sleeping models keep is given
+    """Return what is to be done now. Who waits for room longest comes first; for it what sleeping models keep is given
     up, and then idle models go, those used least lately first."""
-    asked = [model for model in models if model.stage is MemoryStage.ASLEEP and model.asked_at is not None]
+    asked = [model for model in models if model.wanted_at is not None]
     if not asked:
         returning = [model.name for model in models if model.stage is MemoryStage.GOING and model.asked_at is not None]
         lack = sum(model.held for model in models) - memory
         return leaving(models, lack, now, None, returning)
-    first = min(asked, key=lambda model: model.asked_at or 0.0)
-    lack = first.size + sum(model.held for model in models if model is not first) - memory
+    first = min(asked, key=lambda model: model.wanted_at or 0.0)
+    lack = first.wanted + sum(model.held for model in models if model is not first) - memory
     return ModelMoves(wake=[first.name]) if lack <= 0 else leaving(models, lack, now, first)
 
 
@@ -70,7 +84,7 @@ def leaving(
         if lack > 0 and model.stage is MemoryStage.ASLEEP and model is not first and model.held:
             forgotten.append(model.name)
             lack -= model.held
-    awake = [model for model in by_use if model.stage is MemoryStage.AWAKE]
+    awake = [model for model in by_use if model.stage is MemoryStage.AWAKE and model is not first]
     # The last one that is awake may grow as it likes.
     spared = awake[-1:] if first is None else []
     for model in sorted(awake, key=lambda model: model.busy):
@@ -85,5 +99,5 @@ def may_leave(model: ModelState, first: ModelState | None, now: float) -> bool:
     waits."""
     if not model.busy:
         return True
-    waited = 0.0 if first is None or first.asked_at is None else now - first.asked_at
+    waited = 0.0 if first is None or first.wanted_at is None else now - first.wanted_at
     return waited >= TURN and now - model.since >= TURN

@@ -5,7 +5,7 @@ behind."""
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pontil.launcher.child.child import Child
@@ -34,7 +34,7 @@ from pontil.launcher.supervisor.process_table import ProcessTable
 from pontil.launcher.supervisor.recovery import Recovery
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
-from pontil.launcher.supervisor.rollouts.rollout import RolloutLimits
+from pontil.launcher.supervisor.rollouts.rollout_step import RolloutLimits
 from pontil.launcher.supervisor.rollouts.runner import RolloutContext, RolloutRunner, drain_proxy
 from pontil.launcher.supervisor.signals import SignalPipe, has_terminal
 
@@ -134,6 +134,10 @@ class Supervisor:
         if self.failure is not None:
             raise self.failure
         return self.exit_code
+
+    @property
+    def most_workers(self) -> Mapping[str, int]:
+        return self.recovery.models.most_workers
 
     @property
     def serving(self) -> bool:
@@ -328,7 +332,7 @@ class Supervisor:
             if child.state is ChildState.EXITED and not child.dismissed:
                 self.failure = self.failure or self.recovery.answer(child, self.children, self.announcement.made, now)
         self.rollouts.advance(now)
-        if self.rollouts.change is None:
+        if self.rollouts.leaves_models_alone:
             self.recovery.models.advance(self.children, self.table.resource_usage.usages, now)
         self.control.flush()
         for child in self.children:

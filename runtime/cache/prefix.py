@@ -161,11 +161,14 @@ class NothingBelow:
         return []
 
 
+NOTHING_BELOW = NothingBelow()
+
+
 class PrefixIndex:
     """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full).
     Every change is noted in each of the `journals`, which have the keys of tiers `below` the pool too."""
 
-    below: KeysBelow = NothingBelow()
+    below: KeysBelow = NOTHING_BELOW
 
     def __init__(self) -> None:
         self.blocks: dict[Key, int] = {}
@@ -200,7 +203,7 @@ class PrefixIndex:
             self.blocks[key] = block
             self.keys.setdefault(block, []).append(key)
             for journal in self.journals:
-                journal.add(key)
+                journal.note(key, True)
             self.observer.added(block, final)
 
     def knows(self, block: int) -> bool:

@@ -121,7 +121,10 @@ class JointConnector:
 
     def unreachable(self) -> dict[str, str]:
         """Return the attached peers from which some rank can pull nothing, with the reasons."""
-        broken = {name: peer.broken for name, peer in self.peers.items() if peer.broken is not None}
+        broken = dict[str, str]()
+        for name, peer in self.peers.items():
+            if peer.broken is not None:
+                broken[name] = peer.broken
         if not (lost := self.transport.lost()):
             return broken
         return broken | dict.fromkeys(sorted({key.rpartition("/")[0] for key in lost}), PEER_ENDED)

@@ -100,6 +100,12 @@ class AnswerRecompute:
         if self.current is not None and self.current.remaining == 0:
             self.end(FinishReason.STOP)
 
+    def forget(self, adapter: str) -> None:
+        """Drop the answers that would be computed with an adapter of this digest, which leaves memory."""
+        self.waiting = deque((one for one in self.waiting if one.prefix.adapter.digest != adapter), MOST_KEPT)
+        if self.current is not None and self.current.prefix.adapter.digest == adapter:
+            self.end(FinishReason.ABORTED)
+
     def give_way(self) -> bool:
         """Release the blocks held here, which a request needs. Return whether there were any."""
         if self.current is None:

@@ -147,9 +147,12 @@ class Engine:
         """Run a parked sequence whose KV has arrived: its choices continue from their first tokens, or draw them."""
         self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, known)
 
-    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> None:
-        """Compute here a parked sequence whose KV will not come, but whose first tokens are known, if they are."""
-        self.sequences[sequence.id] = self.scheduler.compute_here(sequence, known)
+    def take_back(self, sequence: Sequence, reached: int = 0, arrived: int = 0) -> None:
+        """Remove a sequence that was parked, whose KV has not come, or cannot be used now; `add` has it computed here.
+        Its first `arrived` positions may be found in the prefix cache, and those before `reached` were computed
+        elsewhere. One that was never parked is no error."""
+        if self.sequences.pop(sequence.id, None):
+            self.scheduler.take_back(sequence, reached, arrived)
 
     def end(self, request: str, finish: FinishReason) -> None:
         """End all unfinished sequences of a request, in any state. An unknown request is no error."""

@@ -103,7 +103,7 @@ class Scheduler:
         self.admit()
         self.their_turn = self.rested == MOST_RESTS
         self.rested = self.rested + 1 if self.yielding_rest else 0
-        spans = list(self.decode_spans())
+        spans = self.decode_spans()
         if self.drafts.most:
             spans = self.drafts.add(spans, self.memory)
         if len(spans) < len(self.running):
@@ -133,10 +133,11 @@ class Scheduler:
             and any(not prompt.standing.share.gives_way for prompt in self.open_prompts)
         )
 
-    def decode_spans(self) -> Iterator[Span]:
-        """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
+    def decode_spans(self) -> list[Span]:
+        """Return one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
         afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
+        spans = list[Span]()
         in_turn, are_lent = self.queues.running_in_turn(), self.queues.seats.lent > 0
         others, room = 0, 0 if self.rested else None
         for sequence in in_turn:
@@ -148,7 +149,8 @@ class Scheduler:
             ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
             if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
                 others, room = (others, room - 1) if gives_way and room is not None else (others + 1, room)
-                yield Span(sequence, sequence.computed, 1)
+                spans.append(Span(sequence, sequence.computed, 1))
+        return spans
 
     def background_room(self, others: int) -> int:
         """Return how many rows what gives way may have in a step beside so many of others."""
@@ -206,7 +208,7 @@ class Scheduler:
             self.tier.settle()
         for sequence in self.prefix.released(in_step=bool(self.running)):
             self.queues.line_up(sequence)
-        for sequence in self.queues.next_in_turn():
+        for sequence in self.queues.next_in_turn() if self.queues.lines else ():
             if not self.queues.may_seat(sequence):
                 return
             if sequence.state is SequenceState.PAUSED:
@@ -326,24 +328,18 @@ class Scheduler:
             receiver.receive(tokens)
         return sequences
 
-    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> list[Sequence]:
-        """Queue a sequence whose KV will not arrive, to be computed in this engine: from its first token on, or where
-        first tokens are known all of its choices. The first one leaves the prompt's blocks for the others to find
-        (C12)."""
-        sequence.remote_prefill = None
-        was_parked = sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
-        if was_parked:
-            self.queues.remove(sequence)
+    def take_back(self, sequence: Sequence, reached: int = 0, arrived: int = 0) -> None:
+        """Remove a sequence that was parked, or is to be, without ending it: it may be added, to be computed here. That
+        was computed elsewhere up to position `reached`. What has `arrived` of its KV is left in the prefix cache; its
+        blocks and its seat are free."""
+        self.queues.remove(sequence)
+        self.prefix.drop(sequence)
+        sequence.remote_prefill, sequence.history.reached = None, reached
+        if sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS:
+            self.prefix.register(sequence, sequence.computed, arrived)
             self.memory.give_back(sequence)
             sequence.computed = 0
             sequence.move(SequenceState.WAITING)
-        sequences = [sequence]
-        if known is not None:
-            sequence.history.reached = len(sequence.prompt)
-            sequences = self.receive(sequence, known)
-        if was_parked:
-            self.queues.wait(sequence)
-        return sequences
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """Return a sequence for one more choice, which shares every block of the stem."""

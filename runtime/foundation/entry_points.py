@@ -40,6 +40,7 @@ ENTRY_POINTS = {
     "runs": EntryPoint(STAGES, "runtime.stages.runs.entry:open_runs", SEVERAL),
     "sound": EntryPoint("http/openai/sound", "http.openai.sound.route:SoundRoutes", "the audio API"),
     "stage": EntryPoint(STAGES, "runtime.stages.worker.open_stage:open_stage", SEVERAL),
+    "stated-media": EntryPoint(STAGES, "runtime.stages.worker.stated_media:stated_media", SEVERAL),
     "stage-checkpoint": EntryPoint(STAGES, "runtime.stages.worker.stage_loading:stage_checkpoint", SEVERAL),
     "stage-model": EntryPoint(STAGES, "runtime.stages.worker.stage_loading:load_stage", SEVERAL),
 }

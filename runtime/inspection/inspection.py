@@ -61,7 +61,7 @@ def inspect_decoder(
         return facts
     config = shortened(decoder.config, demand)
     try_demand(place, decoder.config, demand, trials)
-    try_adapters(config, adapters, demand, trials)
+    try_adapters(config, adapters, trials)
     if demand.speculative_model is not None:
         facts["unfetched draft"] = try_draft(place, demand.speculative_model, cache, trials)
     if not trials.faults:

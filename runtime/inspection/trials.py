@@ -98,9 +98,7 @@ def try_demand(path: Path, config: ModelConfig, demand: MemoryDemand, trials: Pa
         )
 
 
-def try_adapters(config: ModelConfig, adapters: Mapping[str, str], demand: MemoryDemand, trials: PartTrials) -> None:
-    if adapters and any(device != "cpu" for worker in demand.workers for device in worker):
-        trials.faults["adapters"] = "adapters are computed on CPUs: leave out --adapter, or start the workers on cpu"
+def try_adapters(config: ModelConfig, adapters: Mapping[str, str], trials: PartTrials) -> None:
     for name, directory in adapters.items():
         source = f"the adapter {name}"
         trials.of(source, partial(check_adapter, Path(directory), config, source))

@@ -96,8 +96,10 @@ class CostedRunner:
         return Launched(lambda: sampled)
 
     def run(self, batch: Batch) -> list[Sampled]:
-        sampling = [span for span in batch.spans if span.samples]
-        sampled = [self.sampled(span, choice) for span in sampling for choice in span.sequence.choices]
+        sampled = list[Sampled]()
+        for span in batch.spans:
+            if span.samples:
+                sampled += [self.sampled(span, choice) for choice in span.sequence.choices]
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pontil.runtime.errors import PontilError
 from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite
+from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance, Ticket
@@ -122,7 +123,9 @@ class PlannedTrial:
 
     def hear(self, times: PlannedRequest, stream: Stream) -> None:
         """Take the tokens that have come, as one event."""
-        count = sum(len(getattr(event, "ids", ())) for _, event in stream.drain())
+        count = 0
+        for _, event in stream.drain():
+            count += len(event.ids) if isinstance(event, Delta) else 0
         if count:
             self.site.serve(self.event_seconds)
             times.arrivals.append(self.clients.hear(self.world.now() + WAY) - self.began)

@@ -20,7 +20,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.timeline.timelines import Timelines
-from pontil.runtime.wire.codec import HEAD, frame_of, is_plain, row_of, rows_of
+from pontil.runtime.wire.codec import HEAD, frame_of, rows_of
 from pontil.runtime.wire.messages import (
     AttemptTimes,
     Embedding,
@@ -132,12 +132,6 @@ class AnswerFrames:
         self.unobserved.clear()
 
     def on_tokens(self, frame: Tokens) -> None:
-        if (
-            frame.ids
-            and is_plain(frame)
-            and self.try_accept(frame.request_id, frame.sender, row_of(frame), self.clock())
-        ):
-            return
         request = self.expecting(frame)
         if request is None:
             self.metrics.dropped.labels("stale").inc()

@@ -30,10 +30,10 @@ LOG = logging.getLogger("pontil.proxy")
 
 @dataclass(frozen=True, slots=True)
 class Registrar:
-    """The handler of workers' own messages. `on_change` is called when a worker registered or changed its role or
-    state, or that of its links to others; `lose` with those that have let go of their requests; `came` with a Hello
-    that was answered, before its sender gets a request. `send` returns whether a message was sent. `wants_prefixes`:
-    workers are to tell what they have cached."""
+    """The handler of workers' own messages. `on_change` is called when a worker registered, first told of its load, or
+    changed its role or state, or that of its links to others; `lose` with those that have let go of their requests;
+    `came` with a Hello that was answered, before its sender gets a request. `send` returns whether a message was sent.
+    `wants_prefixes`: workers are to tell what they have cached."""
 
     incarnation: str
     registry: Registry
@@ -72,6 +72,9 @@ class Registrar:
             self.send(StillHere(self.incarnation, message.sender))
             if worker.lost_peers != lost:
                 self.links_changed(worker, lost)
+            if not worker.contact.stated:
+                worker.contact.stated = True
+                self.on_change()
 
     def links_changed(self, worker: RegisteredWorker, before: frozenset[str]) -> None:
         """Route by the links that a worker has now."""

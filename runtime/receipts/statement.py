@@ -49,6 +49,11 @@ COUNTS = ("choice", "top_logits", "prompt_tokens", "completion_tokens", "cached_
 FIELDS = frozenset({"receipt", "revision", "parameters", *TEXTS, *COUNTS})
 # The digest of the adapter, in a statement about an answer that was made with one.
 ADAPTER = "adapter"
+# The recordings and images that stand in the prompt, and what encoded them, in a statement about an answer to any.
+MEDIA, ENCODER = "media", "encoder"
+MEDIUM_COUNTS = ("rows", "bytes", "lines", "columns", "place")
+MEDIUM_FIELDS = frozenset({"kind", "digest", *MEDIUM_COUNTS})
+ENCODER_FIELDS = frozenset({"fingerprint", "dtype", "kernels"})
 DIGESTS = ("prompt_sha256", "tokens_sha256", "chain", "tokenizer")
 BESIDE = frozenset({"statement", "prompt", "tokens", "public_key", "signature"})
 
@@ -134,6 +139,12 @@ class Receipt:
         return str(self.statement.get(ADAPTER, ""))
 
     @property
+    def media(self) -> Sequence[Mapping[str, Any]]:
+        """The recordings and images in the prompt, in its order."""
+        media: Sequence[Mapping[str, Any]] = self.statement.get(MEDIA, ())
+        return media
+
+    @property
     def params(self) -> SamplingParams:
         return read_parameters(self.statement["parameters"], self.statement["top_logits"])
 
@@ -178,7 +189,8 @@ def check_fields(data: Mapping[str, Any], needed: frozenset[str], known: frozens
 
 
 def check_statement(statement: Mapping[str, Any]) -> None:
-    check_fields(statement, FIELDS, FIELDS | {ADAPTER}, "the statement")
+    needed = FIELDS | ({MEDIA, ENCODER} if {MEDIA, ENCODER} & statement.keys() else set())
+    check_fields(statement, needed, needed | {ADAPTER}, "the statement")
     texts = all(type(statement[name]) is str and len(statement[name]) <= MOST_TEXT for name in TEXTS)
     counts = all(type(statement[name]) is int and 0 <= statement[name] < MOST_ID for name in COUNTS)
     digests = texts and all(is_hex(statement[name], 32) for name in (*DIGESTS, *({ADAPTER} & statement.keys())))
@@ -187,6 +199,25 @@ def check_statement(statement: Mapping[str, Any]) -> None:
         raise ReceiptError("a field of the statement has a value that no receipt has: it was changed")
     if statement["top_logits"] not in (0, TOP_LOGITS) or not isinstance(statement["parameters"], dict):
         raise ReceiptError("a field of the statement has a value that no receipt has: it was changed")
+    if MEDIA in statement and not (is_encoder(statement[ENCODER]) and are_media(statement[MEDIA])):
+        raise ReceiptError("a recording or image of the statement is none: it was changed")
+
+
+def is_encoder(value: Any) -> bool:
+    named = isinstance(value, dict) and value.keys() == ENCODER_FIELDS
+    return named and all(type(text) is str and len(text) <= MOST_TEXT for text in value.values())
+
+
+def are_media(value: Any) -> bool:
+    """Return whether these can be the media of a prompt, which has at least one."""
+    return type(value) is list and bool(value) and all(map(is_medium, value))
+
+
+def is_medium(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != MEDIUM_FIELDS:
+        return False
+    counts = all(type(value[name]) is int and 0 <= value[name] < MOST_ID for name in MEDIUM_COUNTS)
+    return counts and type(value["kind"]) is str and is_hex(value["digest"], 32)
 
 
 def read_ids(data: Mapping[str, Any], name: str) -> list[int]:

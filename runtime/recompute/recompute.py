@@ -2,12 +2,13 @@
 """The recomputation of one choice, in an engine of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason
+from pontil.runtime.engine.sequences.streamed import MediaInputs
 from pontil.runtime.receipts.chain import START, extended
 from pontil.runtime.receipts.statement import Receipt
 from pontil.runtime.wire.messages import Submit
@@ -33,10 +34,21 @@ class Recomputed:
         self.finish = FINISH_REASONS.get(output.finish, self.finish)
 
 
-def recompute(receipt: Receipt, prompt: Sequence[int], machine: WorkerResources, company: int = 0) -> Recomputed:
-    """Compute a receipt's choice, together with `company` others that begin with parts of its prompt. It ends with the
-    first token that is another one. Raises RequestError for what this model cannot compute."""
+def recompute(
+    receipt: Receipt,
+    prompt: Sequence[int],
+    machine: WorkerResources,
+    company: int = 0,
+    media: MediaInputs | None = None,
+) -> Recomputed:
+    """Compute a receipt's choice, whose prompt may have `media`, together with `company` others that begin with parts
+    of its ids. It ends with the first token that is another one. Raises RequestError for what this model cannot
+    compute."""
     engine, own = machine.engine, request_of(receipt, prompt, machine, NAME)
+    if media is not None:
+        # Nobody computed these rows before, whatever has the same ids.
+        own.sequence.prefix.salt = NAME
+        own.sequence.streams = replace(own.sequence.streams, media=media)
     for number in range(company):
         # Of other lengths, so that they are at other places in each step.
         part = list(prompt[: max(1, len(prompt) - number - 1)])

@@ -2,16 +2,20 @@
 """The check of a file's receipts: their signatures, then everything that they state, computed again."""
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import TORCH
 from pontil.runtime.config.worker_config import EXACT, FAST, QUANTIZATIONS, WorkerConfig
+from pontil.runtime.engine.sequences.streamed import MediaInputs
 from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.entry_points import entry_point, missing
+from pontil.runtime.foundation.staged_model import StagedModel
+from pontil.runtime.loaders.facts.json_fields import read_json
 from pontil.runtime.receipts.answer_file import AnswerFile
-from pontil.runtime.receipts.statement import ADAPTER, MOST_ID, NoReceipt, Receipt
+from pontil.runtime.receipts.statement import ADAPTER, ENCODER, MOST_ID, NoReceipt, Receipt
 from pontil.runtime.recompute.recompute import difference, recompute
 from pontil.runtime.reporting import NoReports
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -36,8 +40,9 @@ def alone(config: WorkerConfig) -> WorkerConfig:
 class Recomputation:
     """The way in which receipts are computed again: by the model at `path`, with the `kernels` of this name instead of
     those of the receipt, beside `company` other requests, on these cores; by so many `ranks`, if not by as many as the
-    receipt's sums depend on; with the `adapter` in this directory, where the receipt is of one. `start_ranks` starts
-    all ranks but this process, and completes the configuration."""
+    receipt's sums depend on; with the `adapter` in this directory, where the receipt is of one, and about the `media`
+    in these files, names and contents, where its prompt has any. `start_ranks` starts all ranks but this process, and
+    completes the configuration."""
 
     path: Path
     cache: Path
@@ -46,12 +51,14 @@ class Recomputation:
     company: int = 0
     ranks: int = 1
     adapter: Path | None = None
+    media: Sequence[tuple[str, bytes]] = ()
     start_ranks: Callable[[WorkerConfig], WorkerConfig] = alone
 
     def config(self, receipt: Receipt) -> WorkerConfig:
         """Return a worker's configuration that computes as the receipt says it was computed."""
         statement = receipt.statement
         is_on_gpu = statement["kernels"].startswith(ON_GPU)
+        graph = self.graph if receipt.media else None
         return WorkerConfig(
             name="verify",
             role="mixed",
@@ -70,7 +77,37 @@ class Recomputation:
             ranks=ranks_of(statement["kernels"]) or self.ranks,
             adapter=() if self.adapter is None or not receipt.adapter else (f"{ADAPTER}={self.adapter}",),
             tensor_parallel_arithmetic=FAST if ranks_of(statement["kernels"]) else EXACT,
+            graph=None if graph is None else graph.name,
+            node=None if graph is None else graph.first,
         )
+
+    @property
+    def graph(self) -> StagedModel | None:
+        """The stages of the model, if it has several. Raises NoReceipt where they are not installed, and ModelError."""
+        if (sentence := missing("graph-of-architectures")) is not None:
+            raise NoReceipt(sentence)
+        architectures = read_json(self.path / "config.json").get("architectures")
+        graph: StagedModel | None = entry_point("graph-of-architectures")(architectures)
+        return graph
+
+    def shown(self, receipt: Receipt, prompt: list[int], machine: WorkerResources) -> MediaInputs | None:
+        """Encode the recordings and images of a prompt that has any. Raises RequestError for files that have others,
+        and NoReceipt where they are missing."""
+        if not receipt.media:
+            if self.media:
+                raise NoReceipt("its prompt has no recordings and no images: leave out --media")
+            return None
+        if len(self.media) != len(receipt.media):
+            says = f"its prompt has {len(receipt.media)} recordings and images, and here are {len(self.media)}"
+            raise NoReceipt(f"{says}: give the file of each, in their order, by --media FILE")
+        told, graph = receipt.statement[ENCODER], self.graph
+        kernels, about = self.kernels or kernels_of(told["kernels"]), self.config(receipt)
+        node = None if graph is None else graph.encoder
+        config = replace(about, role="node", node=node, device="cpu", kernels=kernels, ranks=1, quantization="none")
+        made: MediaInputs = entry_point("stated-media")(
+            config, machine.stage, prompt, receipt.media, told["fingerprint"], self.media
+        )
+        return made
 
     def open(self, receipt: Receipt) -> WorkerResources:
         """Load the model. Raises ModelError."""
@@ -98,11 +135,12 @@ def verified(file: AnswerFile, how: Recomputation, prompt: str | None) -> Iterat
     """Yield for each receipt of a file, whose signatures hold, whether it is equal when it is computed again. `prompt`
     is the content of a file with its prompt. Raises ModelError and ReceiptError for what cannot be computed."""
     machine: WorkerResources | None = None
+    media: tuple[Receipt, MediaInputs | None] | None = None
     for number, receipt in enumerate(file.receipts):
         if machine is None or how.config(receipt) != how.config(file.receipts[number - 1]):
             if machine is not None:
                 machine.driver.close()
-            machine = how.open(receipt)
+            machine, media = how.open(receipt), None
         if (other := identity_difference(receipt, machine)) is not None:
             yield Verification(False, other)
             continue
@@ -111,7 +149,13 @@ def verified(file: AnswerFile, how: Recomputation, prompt: str | None) -> Iterat
             yield Verification(False, shown)
             continue
         try:
-            made = recompute(receipt, ids, machine, how.company)
+            if media is None or media[0].statement["prompt_sha256"] != receipt.statement["prompt_sha256"]:
+                media = receipt, how.shown(receipt, ids, machine)
+        except RequestError as error:
+            yield Verification(False, str(error))
+            continue
+        try:
+            made = recompute(receipt, ids, machine, how.company, media[1])
         except RequestError as error:
             yield Verification(False, f"this model cannot compute it: {error}")
             continue

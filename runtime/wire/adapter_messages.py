@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 class AdapterTable:
     """From proxy to worker: all that I know of adapters, by their names: the number of the last change, the digest of
     the adapter's files, empty where it was unloaded, the directory that has them, and the tokens that activate it, if
-    there are any, in `invocations`. Of two changes the one with the higher number counts. Sent after each Welcome, and
-    with each change. Answered by an AdapterState."""
+    there are any, in `invocations`. Of two changes the one with the higher number counts. Of the names in `retracted`
+    the change was taken back; None: I am of an earlier version, that knows none. Sent after each Welcome, and with each
+    change. Answered by an AdapterState."""
 
     sender: str
     receiver: str
     changes: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     directories: dict[str, str] = field(default_factory=dict)
+    retracted: list[str] | None = None
     invocations: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -33,4 +35,5 @@ class AdapterState:
     loaded: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     memory: list[str] = field(default_factory=list)
+    retracted: list[str] | None = None
     invocations: dict[str, list[int]] = field(default_factory=dict)

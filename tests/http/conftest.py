@@ -2,14 +2,19 @@
 """A byte-level tokenizer, small enough to build once per session, and sites to send requests to."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import httpcore2
 import pytest
 from scripted_site import ScriptedSite, site
 from scripted_speech import demo
 from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+# Each of hundreds of clients would read the machine's certificates anew, and none uses them.
+setattr(httpcore2, httpcore2.default_ssl_context.__name__, cache(httpcore2.default_ssl_context))
 
 
 @pytest.fixture(scope="session")

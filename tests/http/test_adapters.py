@@ -133,7 +133,7 @@ class AdapterWorker:
         loaded = {name: digest for name, digest in message.digests.items() if digest and name not in self.refused}
         failed = {name: why for name, why in self.refused.items() if message.digests.get(name)}
         about = message.changes, message.digests, message.directories, loaded, failed
-        self.worker.say(AdapterState(self.worker.incarnation, message.sender, *about))
+        self.worker.say(AdapterState(self.worker.incarnation, message.sender, *about, retracted=message.retracted))
 
 
 def load(made: ScriptedSite, name: str, path: object, **more: Any) -> HttpAnswer:

@@ -22,6 +22,7 @@ from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit
 
+PNG = "iVBORw0KGgo="
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
 CALLERS = tuple((name, hashlib.sha256(key.encode()).hexdigest()) for name, key in (("alice", ALICE), ("bob", BOB)))
 
@@ -185,3 +186,22 @@ def test_a_chat_with_recordings_is_one_request_of_its_key(tmp_path: Path, tokeni
             return made.ask("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {ALICE}"}).status
 
         assert [chat() for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
+def test_a_count_is_a_request_of_the_rate_if_it_has_images(tmp_path: Path, tokenizer: Tokenizer, path: str) -> None:
+    """None is fetched or decoded for a key beyond its rate. Here nobody encodes any."""
+    url, head = f"data:image/png;base64,{PNG}", {"authorization": f"Bearer {ALICE}"}
+    blocks = [{"type": "image", "source": {"type": "url", "url": url}}]
+    parts = [{"type": "input_image", "image_url": url}]
+    is_message = path.startswith("/v1/messages")
+    turn = {"role": "user", "content": blocks if is_message else parts}
+    body = {"messages" if is_message else "input": [turn]}
+    allowances = (("alice", (("rate", 2.0),)),)
+    with site(tmp_path, tokenizer, callers=CALLERS, allowances=allowances, graph="qwen3-omni") as made:
+        made.worker("mixed:0", node="thinker")
+        statuses = [made.ask("POST", path, body, head).status for _ in range(3)]
+        assert statuses == [503, 503, 429]
+        turn["content"] = "hi"
+        assert made.ask("POST", path, body, head).status == 200
+        assert made.value("pontil_requests_refused_total", reason="key_limit") == 1

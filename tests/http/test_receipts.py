@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_speech import RECORDING, demo
+from scripted_speech import SAID as SAID_BACK
 from scripted_worker import known, proper, top_logits_of
 
 from pontil.runtime.receipts.answer_file import read_answer_file
@@ -230,12 +231,16 @@ SAID = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"da
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ash", "format": "wav"}}
 
 
-def test_models_of_several_stages_have_none(tmp_path: Any, tokenizer: Tokenizer) -> None:
+def test_models_of_several_stages_have_them_of_text(tmp_path: Any, tokenizer: Tokenizer) -> None:
+    """`system/test_omni.py` has those about images."""
     with site(tmp_path, tokenizer, graph="speech-demo", receipt_key=KEY) as one:
         demo(one)
-        for fields in ({"messages": MESSAGES} | SPOKEN, {"messages": SAID}, {"messages": MESSAGES}):
-            answer = one.ask("POST", "/v1/chat/completions", {"model": MODEL} | fields, ASKED)
-            assert answer.status == 400 and "leave out pontil-receipt" in answer.json["error"]["message"], answer.body
+        answer = one.ask("POST", "/v1/chat/completions", {"model": MODEL, "messages": MESSAGES} | SPOKEN, ASKED)
+        assert answer.status == 400 and "leave out pontil-receipt" in answer.json["error"]["message"], answer.body
+        for messages in (MESSAGES, SAID):
+            answer = one.ask("POST", "/v1/chat/completions", {"model": MODEL, "messages": messages}, ASKED)
+            receipt = held(answer.json["receipt"])
+            assert "media" not in receipt.statement and one.tokenizer.decode(receipt.tokens) == SAID_BACK
 
 
 def test_without_a_key_they_are_refused(bare: ScriptedSite) -> None:

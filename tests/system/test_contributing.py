@@ -47,6 +47,12 @@ def copy_of_the_checkout(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    # Unchanged modules need not be compiled again, by any of the processes that are started here.
+    for room in ("gpu_ops", "http", "launcher", "runtime"):
+        for compiled in (ROOT / room).rglob("__pycache__"):
+            # One that is being written has its own name once it is whole.
+            copy = folder / compiled.relative_to(ROOT)
+            shutil.copytree(compiled, copy, ignore=shutil.ignore_patterns("*.pyc.*"))
     return folder
 
 

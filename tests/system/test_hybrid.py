@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with recurrent layers in real workers of several ranks: the responses of one process, also after a kill."""
+"""A model with recurrent layers in real workers: of several ranks, with the responses of one process, also after a
+kill; and what turns of recorded conversations find."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_states import recorded, replayed
 from disturbed import MODEL, OPTIONS, DisturbedSite
 from oracle import at_rest
 from rank_answers import TOKENS, answers, group
@@ -59,3 +61,13 @@ def test_pairs_of_workers_answer_like_one_process(
             served.kill("decode:0", rank=ranks - 1)
 
         site.survives(harm, "decode:0")
+
+
+@pytest.mark.parametrize("way", ["mixed", "always"])
+def test_turns_find_what_the_worker_of_their_prompts_has(tmp_path: Path, way: str) -> None:
+    """All but the last token of each answer, which nobody computed; with `--disagg always` all but the newest one."""
+    chosen = recorded(8)
+    found = replayed(tmp_path, way, chosen, blocks=256, users=4, pause=0.1)
+    turns = sum(map(len, chosen))
+    assert (found["turns"], found["failures"]) == (turns, 0)
+    assert found["reusable"] - found["hit"] == (turns - len(chosen) if way == "mixed" else found["newest"])

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 import pytest
+from media_contracts import check_lease_after_a_death
 from media_questions import QUESTIONS, TOKENS, ask, let_see, spoken
+from media_streams import check_killed_proxy
 from oracle import settled
 from served import Served, launched, wait_for
 from spoken import Spoken
@@ -91,6 +93,25 @@ def test_killed_workers_change_nothing(site: Served, victims: tuple[str, ...], m
         assert answer.result() == calm
     for name, one in zip(victims, killed, strict=True):
         site.living(name, after=one.pid)
+    assert settled(site).free_blocks == before.free_blocks
+
+
+def test_a_lease_on_images_outlives_its_worker(site: Served) -> None:
+    before = settled(site)
+    check_lease_after_a_death(site)
+    assert settled(site).free_blocks == before.free_blocks
+
+
+@pytest.mark.parametrize("victims", [(), ("encoder:0",), ("decode:0", "encoder:0")], ids=["proxy", "encoder", "all"])
+def test_a_stream_about_images_goes_on_after_its_proxy(site: Served, victims: tuple[str, ...]) -> None:  # A12
+    wait_for(lambda: sees(site), 60, "a worker of the encoder")
+    before = settled(site)
+
+    def harm() -> None:
+        for one in [site.living(name) for name in victims]:
+            one.kill()
+
+    check_killed_proxy(site, harm)
     assert settled(site).free_blocks == before.free_blocks
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 from effort import by_default, is_long
 from linked_questions import check_leaving, check_linked, check_refusals
+from media_contracts import check_leases, check_marks, check_receipts
 from media_questions import check_answers, check_choices, check_next_turns, check_other_forms, let_see
+from media_streams import check_changed_image
 from oracle import settled, steady
 from picture_origin import PictureOrigin, picture_host
 from served import Served, launched, wait_for
@@ -137,6 +139,18 @@ def test_several_answers_about_what_was_seen_and_heard(site: Served) -> None:
     settled(site)
 
 
+def test_an_answer_about_images_has_a_receipt(pair: "OmniPair", site: Served, tmp_path: Path) -> None:
+    check_receipts(site, pair, tmp_path)
+    settled(site)
+
+
+def test_a_prefix_with_images_is_leased(site: Served) -> None:
+    before = settled(site)
+    check_leases(site)
+    check_marks(site)
+    assert settled(site).free_blocks == before.free_blocks
+
+
 def test_responses_and_messages_show_images_as_chats_do(site: Served) -> None:
     check_other_forms(site)
     settled(site)
@@ -146,6 +160,7 @@ def test_images_on_the_network_are_shown_as_those_that_are_sent(site: Served, ho
     check_linked(site, host)
     check_refusals(site, host)
     check_leaving(site, host)
+    check_changed_image(site, host)
     settled(site)
 
 

@@ -3,16 +3,20 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_models import ModelServer, WorkerWatch, ZipfRun
-from command_line import obeyed
+from command_line import app, obeyed
 from served import Served, launched, wait_for
+
+from pontil.runtime.accounting.usage_file import open_to_read
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 NAMES = ("model", "other")
+REFUNDED = "its model was put to sleep, as another one was asked for"
 OPTIONS = (
     "--role",
     "mixed",
@@ -47,16 +51,29 @@ def ids_of(answer: dict[str, Any]) -> list[int]:
     return ids
 
 
+def prefixes(served: Served, method: str, path: str = "", body: Any = None) -> dict[str, Any]:
+    reply = served.request(method, f"/v1/prefixes{path}", body)
+    told: dict[str, Any] = reply.json()
+    assert reply.status == 200, told
+    return told
+
+
 def states(served: Served) -> dict[str, str]:
     return {one["id"]: one["state"] for one in served.request("GET", "/v1/models").json()["data"]}
 
 
-@pytest.mark.long
-def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) -> None:
-    tables = tmp_path / "models.toml"
-    tables.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in NAMES))
+@pytest.fixture
+def tables(tmp_path: Path, model: str) -> Path:
+    """Two models, the same by their weights."""
+    path = tmp_path / "models.toml"
+    path.write_text("".join(f'[{name}]\nmodel = "{tmp_path / name}"\n' for name in NAMES))
     for name in NAMES:
         shutil.copytree(model, tmp_path / name)
+    return path
+
+
+@pytest.mark.long
+def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, tables: Path) -> None:
     with launched(tmp_path, "--models", str(tables), *OPTIONS) as served:
         alone = {name: ids_of(ask(served, name)) for name in NAMES}
         served.kill("other-mixed:0")
@@ -81,6 +98,51 @@ def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, model: str) ->
         wait_for(lambda: states(served) == {"model": "awake", "other": "asleep"}, 60, "the other one's sleep")
         served.kill("mixed:0")
         assert ids_of(ask(served, "other")) == alone["other"]
+
+
+@pytest.mark.long
+def test_a_worker_is_added_where_another_model_leaves(tmp_path: Path, tables: Path) -> None:
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "500MiB", *OPTIONS) as served:
+        alone = {name: ids_of(ask(served, name)) for name in NAMES}
+        assert states(served) == {"model": "awake", "other": "awake"}
+        said = obeyed(served.port, "scale", "--node", "other=2")
+        assert "other-mixed:1 waits until other models have left" in said and "other-mixed:1 is ready" in said
+        assert states(served) == {"model": "asleep", "other": "awake"}
+        served.kill("other-mixed:0")
+        assert ids_of(ask(served, "other")) == alone["other"], "the new one answers"
+        refused = app("scale", "--node", "other=4", "--port", str(served.port))
+        assert refused.returncode == 1 and "There is no room for other-mixed:2 in --model-memory" in refused.stderr
+        assert ids_of(ask(served, "model")) == alone["model"], "both workers of the other one leave for it"
+        assert states(served) == {"model": "awake", "other": "asleep"}
+        assert "is gone" in obeyed(served.port, "scale", "--node", "other=1")
+        assert "sleeps, as its model does" in obeyed(served.port, "scale", "--node", "other=2")
+        obeyed(served.port, "scale", "--node", "other=1")
+        assert ids_of(ask(served, "other")) == alone["other"]
+        assert states(served) == {"model": "awake", "other": "awake"}
+
+
+@pytest.mark.long
+def test_a_lease_ends_when_its_model_sleeps_and_can_be_had_again(tmp_path: Path, tables: Path) -> None:
+    """A lease is refunded, though its blocks are found again where nobody has displaced them."""
+    with launched(tmp_path, "--models", str(tables), "--model-memory", "300MiB", *OPTIONS) as served:
+        kept = prefixes(served, "POST", body={"prompt": PROMPT, "ttl": "1h", "model": "model"})
+        assert (kept["state"], kept["tokens"], states(served)["model"]) == ("held", 80, "awake")
+        ask(served, "other")
+        assert states(served) == {"model": "asleep", "other": "awake"}
+        ended = prefixes(served, "GET", f"/{kept['id']}")
+        assert (ended["state"], ended["reason"]) == ("refunded", REFUNDED)
+        assert ended["byte_seconds"]["granted"] == ended["byte_seconds"]["held"] + ended["byte_seconds"]["refunded"]
+        assert ended["byte_seconds"]["refunded"] > 0
+        assert [one["id"] for one in prefixes(served, "GET")["data"] if one["state"] == "held"] == []
+        again = prefixes(served, "POST", body={"prompt": PROMPT, "ttl": "1h", "model": "model"})
+        assert states(served) == {"model": "awake", "other": "asleep"}, "a lease wakes its model"
+        assert (again["state"], again["usage"]["prompt_tokens_details"]["cached_tokens"]) == ("held", 88)
+        found = ask(served, "model")
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 88
+        assert prefixes(served, "DELETE", f"/{again['id']}")["state"] == "released"
+    with closing(open_to_read(served.usage_log)) as database:
+        rows = dict(database.execute("SELECT id, outcome FROM leases").fetchall())
+    assert rows == {kept["id"]: "refunded", again["id"]: "released"}
 
 
 @pytest.mark.long

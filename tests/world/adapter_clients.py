@@ -19,6 +19,7 @@ from hash_adapters import BROKEN, GOOD, HashAdapters, bytes_of, starts_of, value
 from hash_model import NEXT_SALT, NOTHING, MixedIn, answer_of
 from http_reader import HttpReader
 from receipt_clients import KEY
+from releases import waits_for_its_release, was_begun_by_next
 from request_connections import AnswerTaker, Dialer, PendingAnswer
 from site_plan import BEGINS_WITH, SitePlan
 from virtual_time import SeededWorld
@@ -141,6 +142,9 @@ class AdapterOperator:
                 self.history.begin(name, None).done_at = self.world.now()
             else:
                 self.check(reader, LOAD)
+                if value == UNREADABLE:
+                    # It may be taken back, by a proxy that dies before it says so.
+                    self.history.begin(name, None)
             self.go_on()
 
         body = {"lora_name": name, "lora_path": f"{self.clients.plan.adapter_folder}/{directory}"}
@@ -209,6 +213,8 @@ class AdapterClients:
 def with_adapters(plan: SitePlan, chance: random.Random, model: TinyModel) -> SitePlan:
     """Draw whether a seed has such clients, and workers with memory for a few adapters only."""
     has, is_bounded, room = chance.random() < SHARE, chance.random() < BOUNDED, chance.choice(ROOM)
+    # A swap shows something only where there is want of room.
+    is_bounded, room = is_bounded or plan.swaps > 0, min(ROOM) if plan.swaps else room
     if not (has if plan.adapters < 0 else plan.adapters) or plan.tenants or plan.staged is not None:
         return plan
     # Each rank has all of one here.
@@ -247,9 +253,12 @@ def no_answer_is_of_another_adapter(run: "SeedRun") -> Iterator[str]:
 
 
 def adapters_are_answered(run: "SeedRun") -> Iterator[str]:
-    """Each request for an adapter has its answer within a bound from the last fault."""
+    """Each request for an adapter has its answer within a bound from the last fault, or from the end of its wait for a
+    release that began it."""
     for call in run.adapters.calls:
-        waited = min(call.answered_at, run.world.time) - max(call.began, run.made.over_at)
+        names = [f"{NAME}{call.number}-{number + 1}" for number in range(call.tries)]
+        waits = waits_for_its_release(run.site, call.began) if was_begun_by_next(run.world, names) else -inf
+        waited = min(call.answered_at, run.world.time) - max(call.began, run.made.over_at, waits)
         if call.answered_at == inf:
             yield f"{call.name} for {call.model} has no answer"
         elif waited > ANSWERED_WITHIN:

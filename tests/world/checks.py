@@ -39,7 +39,7 @@ from operators import (
 from random_runs import counts_equal_the_plain_run
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 from receipt_clients import of_receipts, receipts_are_true
-from releases import may_wait_for_its_release, salt_of_answer, was_begun_by_next
+from releases import salt_of_answer, waits_for_its_release, was_begun_by_next
 from sounds import sounds_equal_the_oracle
 
 from pontil.runtime.accounting.audit import audit
@@ -218,7 +218,8 @@ def nobody_waits_past_a_deadline(run: "SeedRun") -> Iterator[str]:
         if call.outcome in (None, "failed"):
             yield f"client {call.wish.number} ended as {call.outcome} after {len(call.tries)} tries"
         elif waited > ANSWERED_WITHIN:
-            if was_begun_by_next(run.world, call) and may_wait_for_its_release(run.site, call.began, ended):
+            names = [one.name for one in call.tries]
+            if ended <= waits_for_its_release(run.site, call.began) and was_begun_by_next(run.world, names):
                 continue
             yield f"client {call.wish.number} waited {waited:.1f} s after the last fault"
 

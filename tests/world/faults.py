@@ -65,6 +65,8 @@ CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
     "restart": (2, ()),
     "role": (3, (0.1, 1.0, 4.0)),
 }
+# Seconds within which the workers of a swap take each other's roles.
+SWAPPED_WITHIN = 0.02
 # Share of changes that are of the launch instead: of how many workers it has, or of their release, which is taken back,
 # or of its proxies.
 OF_LAUNCH, LAUNCH_CHANGES = 0.35, {SCALE: (0.1, 1.0, 4.0), RESTART_PROXIES: (0.0,), UPGRADE: (0.2, 1.0, 4.0)}
@@ -83,7 +85,19 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
         at, target = chance.random() * seconds, chance.choice(plan.worker_names)
         made.append(SeedFault(at, kind, target, chance.choice(lasts) if lasts else 0.0, chance.random()))
     # Drawn behind all of the others, which stay as they are.
-    return [of_launch(change, chance, plan) for change in made]
+    return [of_launch(change, chance, plan) for change in made] + planned_swaps(plan, chance, seconds)
+
+
+def planned_swaps(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
+    """Return changes by which all workers take the other role at about the same time: prompts are on their way then
+    between any two of them, in both directions."""
+    made = list[SeedFault]()
+    for _ in range(plan.swaps):
+        at = chance.random() * seconds
+        for name in plan.worker_names:
+            lasts = chance.choice(CHANGES["role"][1])
+            made.append(SeedFault(at + chance.random() * SWAPPED_WITHIN, "role", name, lasts, chance.random()))
+    return made
 
 
 def of_launch(change: SeedFault, chance: random.Random, plan: SitePlan) -> SeedFault:

@@ -61,7 +61,8 @@ def copied(name: str, folder: Path) -> Iterator[Path]:
     """Make a copy of the checkout with a past fault, and remove it at the end."""
     texts, copy = patched(name), folder / name
     for part in COPIED:
-        shutil.copytree(ROOT / part, copy / part, symlinks=True)
+        # Others may compile modules meanwhile: such a file has its own name once it is whole.
+        shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy2(ROOT / "app.py", copy)
     for file, text in texts.items():
         (copy / file).write_text(text)

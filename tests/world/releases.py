@@ -2,11 +2,12 @@
 """Two releases side by side: workers of another revision join, the old ones drain, and then all of it is taken back, as
 docs/operate/fleet.md says. The other revision's model is another hash."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clients import ClientCall, ClientTry, ClientWish
+from clients import ClientTry, ClientWish
 from hash_model import NEXT_SALT, answer_of
 from operators import ENDS_WITHIN, LOOK, Operators
 from site_plan import SitePlan
@@ -28,6 +29,8 @@ NEXT = "next"
 FIRST_NUMBER = 10
 # Seconds in which the new workers are waited for, and the old ones for their answers to end.
 READY_WITHIN, DRAIN_TIMEOUT = 30.0, 60.0
+# Seconds in which a proxy takes note of a death, and of the end of a wait.
+NOTICED_WITHIN = 2.0
 
 
 def next_name(worker: str) -> str:
@@ -62,19 +65,19 @@ def salt_of_answer(run: "SeedRun", wish: ClientWish, one: ClientTry) -> int:
     return NEXT_SALT if not fits(0) and fits(NEXT_SALT) else 0
 
 
-def was_begun_by_next(world: SeededWorld, call: ClientCall) -> bool:
-    """Return whether a worker of the other release has made a token for a client. Its sequences have the tries' names
-    first."""
-    return any(name.startswith(f"{one.name}-") for one in call.tries for name in world.salted)
+def was_begun_by_next(world: SeededWorld, tries: Iterable[str]) -> bool:
+    """Return whether a worker of the other release has made a token for a client of tries with these names. Its
+    sequences have them first."""
+    return any(name.startswith(f"{one}-") for one in tries for name in world.salted)
 
 
-def may_wait_for_its_release(site: SupervisedSite, since: float, until: float) -> bool:
-    """Return whether what the other release began, and was asked for at a time, may wait until another one for workers
-    of it, of which one was dead when its launch ended, or whose launch failed: nobody said that none will come, so that
-    proxies wait as for any that died."""
+def waits_for_its_release(site: SupervisedSite, since: float) -> float:
+    """Return until when what the other release began, and was asked for at a time, may wait for workers of it, of which
+    one was dead when its launch ended, or whose launch failed: nobody said that none will come, so that proxies wait as
+    for any that died. Minus infinity: no such wait."""
     if site.unsaid_at is None or since > site.unsaid_at:
-        return False
-    return until <= site.unsaid_at + ProxyConfig.failover_timeout
+        return -inf
+    return site.unsaid_at + NOTICED_WITHIN + ProxyConfig.failover_timeout
 
 
 class ReleaseUpgrade:

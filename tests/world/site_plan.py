@@ -79,8 +79,9 @@ class SitePlan:
     faults: int = 4
     # Kinds of faults: all, where none is named.
     kinds: tuple[str, ...] = ()
-    # Operators' changes, beside the faults.
+    # Operators' changes, beside the faults, and those by which all workers take the other role.
     changes: int = 1
+    swaps: int = 0
     # Hosts of the processes: the workers of the `far` role are on a second one, if there is one. 0: some seeds have it.
     hosts: int = 0
     far: str = ""

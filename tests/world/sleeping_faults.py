@@ -7,6 +7,7 @@ from typing import Any
 from pontil.launcher.child.child import Child
 from pontil.launcher.supervisor import model_memory, model_moves
 from pontil.launcher.supervisor.model_moves import ModelMoves, ModelState
+from pontil.launcher.supervisor.rollouts import runner
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission import model_waking
 from pontil.runtime.proxy.admission.model_waking import ModelWaking
@@ -61,12 +62,18 @@ def told_any_time() -> None:
     put(ModelWaking, "too_late", lambda waking, group, why: Unavailable(f"it sleeps, and {why}: try again", 30.0))
 
 
+def added_at_once() -> None:
+    """A worker that is added starts whether or not there is room."""
+    put(runner, "is_counted", lambda plan, most_workers: False)
+
+
 PLANTED: dict[str, tuple[Callable[[], None], str]] = {
     "memory-is-not-counted": (memory_is_not_counted, "models_fit_their_memory"),
     "sleep-does-not-wait": (sleep_does_not_wait, "a_model_sleeps_after_its_last_request"),
     "a-crash-takes-all": (a_crash_takes_all, "a_crash_touches_no_other"),
     "nobody-is-told": (nobody_is_told, "every_request_is_answered_by_its_model"),
     "refused-at-once": (refused_at_once, "a_refusal_is_honest"),
+    "added-at-once": (added_at_once, "models_fit_their_memory"),
     "told-any-time": (told_any_time, "a_refusal_is_honest"),
 }
 

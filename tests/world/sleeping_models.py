@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch of several models in the world, whose memory holds two of them: they sleep and wake as clients ask for them,
-and the worker of one is killed again and again."""
+the worker of one is killed again and again, and another one gets a second worker for a while."""
 
 import json
 import math
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from goodput import quiet_folder, use
 from hash_model import answer_of, salt_of_model
 from http_reader import HttpReader
 from install import enter
+from operators import ChangeClient
 from request_connections import AnswerTaker, Dialer, PendingAnswer
 from site_plan import CALLERS, SitePlan
 from step_profile import StepProfile
@@ -30,12 +31,14 @@ from pontil.runtime.proxy.admission.model_waking import USUAL_START
 from pontil.runtime.wire.simulated.virtual_time import TraceWriter
 
 # The models, those asked most first, with what each takes of MEMORY, in bytes: the last two do not fit at once.
-FIRST, CRASHING = "tiny", "crashing"
-SIZES = {FIRST: 4 << 20, "calm": 5 << 20, CRASHING: 6 << 20}
+FIRST, GROWING, CRASHING = "tiny", "calm", "crashing"
+SIZES = {FIRST: 4 << 20, GROWING: 5 << 20, CRASHING: 6 << 20}
 MEMORY = 10 << 20
 # Seconds that a request waits for a model at the most, and those of all requests, from the first to the last.
 PATIENCE, SPREAD = 12.0, 40.0
 REQUESTS, KILLS = 40, 3
+# Seconds until an operator has taken back a worker that was added, and in which each change ends.
+GROWN_FOR, CHANGED_WITHIN = 12.0, 120.0
 # Seconds until a client that is refused has its answer, its tries, and when a seed is ended in any case.
 ANSWERED_WITHIN, TRIES, LONGEST = 90.0, 12, 400.0
 LOOK = 0.1
@@ -58,7 +61,7 @@ class ModelsPlan(SitePlan):
         return "mixed"
 
     def model_of(self, worker: str) -> str:
-        return worker.removesuffix("-mixed:0") if "-" in worker else FIRST
+        return worker.partition("-mixed:")[0] if "-" in worker else FIRST
 
     def child_plans(self, folder: Path) -> list[ChildPlan]:
         proxy, first = SitePlan.child_plans(self, folder)
@@ -150,14 +153,15 @@ class ModelsRun:
         self.memory = launch.supervisor.recovery.models
         self.memory.memory = MEMORY
         self.memory.sizes = {"" if name == FIRST else name: (size, 0) for name, size in SIZES.items()}
+        self.launch, self.changes = launch, list[ChangeClient]()
         self.dialer = Dialer(world, lambda: self.site.proxies[0] if self.site.proxies else None)
         self.chance = world.random("models")
         self.requests = [self.request(number) for number in range(REQUESTS)]
         self.waiting = len(self.requests)
         self.hooked = set[EngineProcess]()
         self.killed_at: list[float] = []
-        # The number of times that a model was woken, and those that sleep.
-        self.wakes, self.asleep = 0, set[str]()
+        # The number of times that a model was woken, those that sleep, and the most workers that one had at once.
+        self.wakes, self.asleep, self.grew = 0, set[str](), 0
         # The seconds of each model's starts, as far as they were seen.
         self.starts: dict[str, set[float]] = defaultdict(set)
 
@@ -177,13 +181,34 @@ class ModelsRun:
         begin = world.now() + 1.0
         for request in self.requests:
             world.at(begin + self.chance.uniform(0.0, SPREAD), ModelClient(self, request).begin)
+        world.at(begin + self.chance.uniform(0.0, SPREAD), self.scale, 2)
         for _ in range(KILLS):
             world.at(begin + self.chance.uniform(0.0, SPREAD), self.kill)
-        world.run(lambda: not self.waiting or world.time > begin + LONGEST)
+        world.run(lambda: not (self.waiting or self.changing) or world.time > begin + LONGEST)
         world.run_until(world.time + 2.0)
         for check in CHECKS:
             for what in islice(check(self), SHOWN):
                 world.violate(f"{check.__name__}: {what}")
+
+    @property
+    def changing(self) -> bool:
+        """Return whether the second worker has not come and gone yet."""
+        return len(self.changes) < 2 or self.changes[-1].ended_at is None
+
+    def scale(self, workers: int) -> None:
+        """Ask for so many workers of a model, and later for one. What is asked while a model comes is asked again."""
+        asked = ChangeClient(self.world, {"command": "scale", "counts": {GROWING: workers}}, self.launch)
+        self.launch.supervisor.rollouts.take(asked, asked.request)
+        self.launch.wake()
+        self.changes.append(asked)
+        if workers > 1:
+            self.world.after(GROWN_FOR, self.scale_back)
+
+    def scale_back(self) -> None:
+        if self.changes[-1].ended_at is None:
+            self.world.after(LOOK, self.scale_back)
+        else:
+            self.scale(1)
 
     def kill(self) -> None:
         """Kill the worker of the model that crashes; one that sleeps or starts is looked for again."""
@@ -196,10 +221,10 @@ class ModelsRun:
 
     def look(self) -> None:
         """Watch, all the time."""
-        taken = {model_name(child.name): SIZES[model_name(child.name)] for child in self.children if is_awake(child)}
+        taken = Counter(model_name(child.name) for child in self.children if is_awake(child))
         self.wakes += len(self.asleep & taken.keys())
-        self.asleep = SIZES.keys() - taken.keys()
-        if sum(taken.values()) > MEMORY and not self.world.violations:
+        self.asleep, self.grew = SIZES.keys() - taken.keys(), max(self.grew, *taken.values(), 0)
+        if sum(SIZES[name] * count for name, count in taken.items()) > MEMORY and not self.world.violations:
             self.world.violate(f"models_fit_their_memory: {', '.join(taken)} are in it at once")
         for child in self.children:
             if child.running is not None and child.running.start_seconds is not None and not child.plan.is_proxy:
@@ -255,6 +280,15 @@ def a_refusal_is_honest(run: ModelsRun) -> Iterator[str]:
                 yield f"request {one.number} for {one.model} is told {tried.again:g} s, and starts took {starts}"
 
 
+def every_change_ends(run: ModelsRun) -> Iterator[str]:
+    for change in run.changes:
+        took = (change.ended_at or math.inf) - change.began
+        if change.code or took > CHANGED_WITHIN:
+            yield f"{change} ended with {change.code} after {took:.0f} s: {change.text}"
+    if run.changing:
+        yield "a second worker has not come and gone"
+
+
 def a_crash_touches_no_other(run: ModelsRun) -> Iterator[str]:
     for child in run.children:
         if not child.plan.is_proxy and model_name(child.name) != CRASHING and child.exits:
@@ -273,19 +307,21 @@ def nothing_is_left(run: ModelsRun) -> Iterator[str]:
 
 
 CHECKS = (
-    every_request_is_answered_by_its_model, a_refusal_is_honest, a_crash_touches_no_other, nothing_is_left,
+    every_request_is_answered_by_its_model, a_refusal_is_honest, every_change_ends, a_crash_touches_no_other,
+    nothing_is_left,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsOutcome:
-    """The outcome of a seed: how often models were woken, and requests refused for a while."""
+    """The outcome of a seed: how often models were woken, and requests refused for a while; the most workers of one."""
 
     seed: int
     trace: str
     kills: int
     wakes: int
     refused: int
+    grew: int
     violations: list[str]
 
 
@@ -298,4 +334,4 @@ def run_models(seed: int, model: TinyModel, plant: Callable[[], None]) -> Models
         run.run()
         refused = sum(tried.status == 503 for one in run.requests for tried in one.tries)
         trace = run.world.hash.hexdigest()[:16]
-        return ModelsOutcome(seed, trace, len(run.killed_at), run.wakes, refused, run.world.violations)
+        return ModelsOutcome(seed, trace, len(run.killed_at), run.wakes, refused, run.grew, run.world.violations)

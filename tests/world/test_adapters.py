@@ -15,13 +15,18 @@ PLANTED = {
     "adapter-is-not-in-the-prefix-key": (1, "no_wrong_block_is_read"),
     "adapters-share-a-number": (26, "every_row_has_its_adapter"),
     "adapters-wait-for-each-other": (28, "adapters_are_answered"),
-    "new-proxy-goes-by-names-of-the-launch": (46, "no_answer_is_of_another_adapter"),
+    "new-proxy-goes-by-names-of-the-launch": (78, "no_answer_is_of_another_adapter"),
+    "pullers-keep-their-adapters": (6, "adapters_are_answered"),
     "restarted-worker-is-not-told-adapters": (1, "all_know_the_same_adapters"),
     "unloaded-adapter-stays-in-memory": (1, "unloaded_adapters_are_in_no_memory"),
 }
 
 # Options that it takes besides.
-MORE = {"new-proxy-goes-by-names-of-the-launch": ("--faults", "6")}
+SWAPS = (
+    "--swaps", "6", "--changes", "0", "--faults", "0",
+    "--prefill", "1", "--decode", "1", "--mixed", "0", "--proxies", "1",
+)  # fmt: skip
+MORE = {"new-proxy-goes-by-names-of-the-launch": ("--faults", "6"), "pullers-keep-their-adapters": SWAPS}
 
 
 def test_adapters_come_and_go_amid_faults() -> None:
@@ -31,7 +36,7 @@ def test_adapters_come_and_go_amid_faults() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", [(), ("--kept-kv", "1", "--tiers", "2"), ("--mixed", "3", "--proxies", "2")])
+@pytest.mark.parametrize("more", [(), ("--kept-kv", "1", "--tiers", "2"), ("--mixed", "3", "--proxies", "2"), SWAPS])
 def test_more_seeds_hold(more: tuple[str, ...]) -> None:
     code, said = simulated("--seeds", "1-24", *FEW, *more, seeds=24)
     assert code == 0, "\n".join(said)

@@ -18,14 +18,21 @@ PLANTED = {
     "lease-that-moved-is-not-let-go": (5, "one_worker_has_a_lease"),
     "lease-that-moves-is-billed-anew": (9, "a_lease_that_moves_is_billed_once"),
     "lease-that-follows-is-longer": (5, "a_lease_that_moves_is_billed_once"),
+    "lease-of-another-proxy-is-released": (25, "a_lease_that_moves_is_billed_once"),
+    "both-of-two-holders-let-go": (57, "one_worker_has_a_lease"),
+    "last-words-of-a-lost-worker-are-dropped": (147, "one_worker_has_a_lease"),
 }
+# Workers that die, and whose links are cut, with proxies that hear of it in any order; and what takes these.
+TORN: tuple[str, ...] = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--adapters", "0")
+TORN += ("--requests", "6", "--faults", "12", "--changes", "1", "--kinds", "cut,silence,flap,kill")
+MORE: dict[str, tuple[str, ...]] = {"lease-of-another-proxy-is-released": TORN, "both-of-two-holders-let-go": TORN}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_of_leases_is_found(name: str, tmp_path: Path) -> None:
     seed, check = PLANTED[name]
-    code, said = past_faults.run_past(name, tmp_path, range(seed, seed + 1), ["--first"])
+    code, said = past_faults.run_past(name, tmp_path, range(seed, seed + 1), ["--first", *MORE.get(name, ())])
     assert code == 1 and f": {check}: " in said, said
 
 

@@ -9,7 +9,7 @@ from effort import examples
 from simulation import IMPORTS_WITHIN, ROOT, SEED_WITHIN
 
 # Seeds of one run, and how many of them run at a time.
-EACH, JOBS = 8, 2
+EACH, JOBS = 5, 2
 
 
 @pytest.mark.parametrize("first", range(1, examples(EACH, 500), EACH))

@@ -31,14 +31,14 @@ def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"),
+    ("name", "seed", "requests"),
     [
-        ("prefix-key-without-its-parent", 1), pytest.param("cancels-are-dropped", 5, marks=LONG),
-        pytest.param("epoch-stays-when-blocks-are-freed", 4, marks=LONG),
+        ("prefix-key-without-its-parent", 1, "8"), pytest.param("cancels-are-dropped", 5, "20", marks=LONG),
+        pytest.param("epoch-stays-when-blocks-are-freed", 4, "20", marks=LONG),
     ],
 )  # fmt: skip
-def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
-    few = ("--requests", "20", "--faults", "2", "--changes", "0")
+def test_a_past_fault_is_found_and_shrunk(name: str, seed: int, requests: str) -> None:
+    few = ("--requests", requests, "--faults", "2", "--changes", "0")
     code, said = simulated("--seeds", str(seed), *PAIR, *few, "--past", name)
     assert code == 1 and re.match(rf"seed {seed} step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(rf"  seed {seed}: \d of its 2 faults show it:", line) for line in said)

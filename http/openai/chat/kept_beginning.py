@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pontil.http.fields.recording import MediaPart, MixedContent
 from pontil.http.openai.chat.prompt import ChatPrompt, Message
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import WordType
@@ -20,11 +21,16 @@ NOTHING_ASKED: Message = {"role": "user", "content": ""}
 @dataclass(frozen=True, slots=True)
 class KeptBeginning:
     """A beginning of a chat to be kept for `seconds`: so many of its `messages`, and so many characters, `cut`, of the
-    text of the next one. Without a number of messages it is the whole prompt."""
+    content of the next one. Without a number of messages it is the whole prompt."""
 
     seconds: int
     messages: int | None = None
     cut: int = 0
+
+    def heard(self, prompt: ChatPrompt, texts: Mapping[MediaPart, str]) -> "KeptBeginning":
+        """Return the same of this prompt with text in the places of its recordings and images."""
+        content = prompt.messages[self.messages or 0].get("content") if self.cut else None
+        return replace(self, cut=len(content.heard(texts, self.cut))) if isinstance(content, MixedContent) else self
 
     def of(self, prompt: ChatPrompt) -> ChatPrompt:
         """Return a chat whose prompt begins with the tokens of this beginning, and goes on otherwise."""

@@ -89,15 +89,13 @@ class ChatPrompt:
 
     @property
     def characters(self) -> int:
-        """Number of characters in the messages' contents, recordings and images excepted."""
+        """Number of characters in the messages' contents, with one for each recording and image."""
         return sum(len(message.get("content", "")) for message in self.messages)
 
 
 def heard_message(message: Message, texts: Mapping[MediaPart, str]) -> Message:
     content = message.get("content")
-    if not isinstance(content, MixedContent):
-        return message
-    return message | {"content": "".join(part if isinstance(part, str) else texts[part] for part in content.parts)}
+    return message | {"content": content.heard(texts)} if isinstance(content, MixedContent) else message
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> ChatPrompt:

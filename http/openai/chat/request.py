@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
-from pontil.http.fields.recording import GivenMedia
+from pontil.http.fields.recording import GivenMedia, HeardMedia
 from pontil.http.fields.sampling import (
     SAMPLING,
     THINKING_BUDGET,
@@ -25,6 +25,7 @@ from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.schema.reader import Fields, IgnoredFields
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,21 @@ class ChatRequest:
     def expanded(self, ids: list[int]) -> list[int]:
         """Return the ids of the prompt with a mark for each row of its media."""
         return ids if self.media is None else self.media.expanded(ids)
+
+    def beginning(self, ids: list[int]) -> list[int]:
+        """Return the same of ids with which the prompt begins."""
+        return ids if self.media is None else self.media.beginning(ids)
+
+    def heard(self, heard: HeardMedia) -> "ChatRequest":
+        """Return it with what stands for its recordings and images in their places."""
+        if not self.prompt.media:
+            return self
+        kept = None if self.kept is None else self.kept.heard(self.prompt, heard.texts)
+        return replace(self, prompt=self.prompt.heard(heard.texts), media=heard.media, kept=kept)
+
+    def work(self, work: Generation) -> PromptWork:
+        """Return the work of an answer in text to this prompt: with its media, where it has any."""
+        return work if self.media is None or self.audio is not None else self.media.work(work)
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pontil.http.fields.sampling import SamplingFields
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.ticket import Ticket
 
 
@@ -17,7 +17,7 @@ class ReadyRequest:
     used."""
 
     ticket: Ticket
-    works: Sequence[Generation]
+    works: Sequence[PromptWork]
     sampling: SamplingFields
     snapshot: RegistrySnapshot
 
@@ -30,9 +30,9 @@ class ReadyChat(ReadyRequest):
     thinking: bool
 
     @property
-    def of_stages(self) -> bool:
-        """True if several stages of the model answer: in sound, or about recordings and images."""
-        return self.wanted.audio is not None or self.wanted.media is not None
+    def in_sound(self) -> bool:
+        """True if it is answered in sound."""
+        return self.wanted.audio is not None
 
     @property
     def prompt_details(self) -> dict[str, int]:

@@ -131,9 +131,10 @@ class Preparation:
         if (kept := chat_request.kept) is not None:
             tokens = await self.kept_tokens(chat_request, kept, work.prompt, limit)
             work.wish = self.proxy.leases.wish(self.model.key, ticket.caller, kept.seconds, tokens, must=False)
-            if remote is not None or self.proxy.config.graph is not None:
-                work.wish.refuse("what is computed by other workers, or by several stages, is not leased")
-        return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
+            if remote is not None:
+                work.wish.refuse("what is computed by other workers is not leased")
+        works = [chat_request.work(work)]
+        return ReadyChat(ticket, works, chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def kept_tokens(
         self, chat_request: ChatRequest, kept: KeptBeginning, ids: Sequence[int], limit: TextLimit
@@ -147,7 +148,7 @@ class Preparation:
             begun = await self.prompts.chat(kept.of(chat_request.prompt), limit, special)
         except RequestError:
             return 0
-        return common(ids, begun.ids)
+        return common(ids, chat_request.beginning(begun.ids))
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
@@ -176,9 +177,10 @@ class Preparation:
 
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
-        lookup, prompts = self.proxy.dispatcher.lookup, [work.prompt for work in ready.works]
-        prefixes = await lookup.prepare(prompts, ready.ticket, self.model.key)
-        for work, prefix in zip(ready.works, prefixes, strict=False):
+        lookup, known = self.proxy.dispatcher.lookup, [(work, work.contents) for work in ready.works]
+        contents = [found for _, found in known if found is not None]
+        prefixes = await lookup.prepare(contents, ready.ticket, self.model.key)
+        for work, prefix in zip([work for work, found in known if found is not None], prefixes, strict=False):
             work.prefix = prefix
         for work in ready.works:
             if work.wish is not None and work.wish.asks:
@@ -294,7 +296,7 @@ class GenerationRoutes:
         self.sounds.check(chat_request, request)
         self.proxy.admissions.check_limits(ticket)
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
-        chat_request = await self.sounds.heard(chat_request, ticket)
+        chat_request = chat_request.heard(await self.sounds.heard(chat_request.prompt, ticket))
         if other_form:
             chat_request = replace(chat_request, sampling=replace(chat_request.sampling, max_tokens=None))
         return await self.preparation.chat(ticket, chat_request, remote=remote, most_tokens=most_tokens)
@@ -309,7 +311,7 @@ class GenerationRoutes:
     ) -> HTTPResponse | None:
         """Submit all of the works, or none, and send the reply in this form. A stream may be one that can be
         continued."""
-        if isinstance(ready, ReadyChat) and ready.of_stages:
+        if isinstance(ready, ReadyChat) and ready.in_sound:
             return await self.say(request, ready, shape, keep)
         understood(request)
         ready = as_recorded(ready, request.ctx.request_id)
@@ -324,10 +326,10 @@ class GenerationRoutes:
     async def say(
         self, request: Request, ready: ReadyChat, shape: ReplyFormat, keep: KeepAnswer
     ) -> HTTPResponse | None:
-        """Send an answer in sound, or about recordings and images, which several stages of the model make."""
+        """Send an answer in sound."""
         understood(request)
         check_not_continued(request)
-        check_no_receipt(request, "an answer in sound, or about recordings or images,")
+        check_no_receipt(request, "an answer in sound")
         if ready.works[0].wish is not None:
             ready.works[0].wish = None
             ready.wanted.prompt.ignored.note(RETENTION.name)

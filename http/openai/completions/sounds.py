@@ -10,15 +10,17 @@ from sanic import HTTPResponse, Request
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.left_out import LeftOutRoom
 from pontil.http.fields.audio_output import AudioOutput
+from pontil.http.fields.recording import HeardMedia
 from pontil.http.intake.body import BodyReader
 from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.prompt import ChatPrompt
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.stream.reply import KeepAnswer, ReplyFormat
 from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.entry_points import entry_point, missing
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.ticket import Ticket
 
 
@@ -31,9 +33,12 @@ class Sounds(Protocol):
     def check(self, chat_request: ChatRequest, request: Request) -> None:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
 
-    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
-        """Return the chat with text in the places of its recordings and images: what was recognised, or what stands for
-        its `media`."""
+    def check_media(self, prompt: ChatPrompt) -> None:
+        """Raise RequestError for a recording or an image that the model has no stage for."""
+
+    async def heard(self, prompt: ChatPrompt, ticket: Ticket) -> HeardMedia:
+        """Return the text in the place of each recording and image of a prompt: what was recognised, or what stands for
+        its media."""
 
     def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         """Return the form of a reply, in sound where that was asked for and can be."""
@@ -42,12 +47,12 @@ class Sounds(Protocol):
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply in its form, which is kept."""
+        """Submit a chat for an answer in sound, and send the reply in its form, which is kept."""
 
 
 class NoSounds:
@@ -62,16 +67,16 @@ class NoSounds:
         return LeftOutRoom(self.sentence, *paths).endpoints()
 
     def check(self, chat_request: ChatRequest, request: Request) -> None:
-        place = (
-            "modalities"
-            if chat_request.audio is not None
-            else next((medium.place for medium in chat_request.prompt.media), None)
-        )
-        if place is not None:
-            raise RequestError(self.sentence, param=place, code="unsupported_parameter")
+        if chat_request.audio is not None:
+            raise RequestError(self.sentence, param="modalities", code="unsupported_parameter")
+        self.check_media(chat_request.prompt)
 
-    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
-        return chat_request
+    def check_media(self, prompt: ChatPrompt) -> None:
+        for medium in prompt.media:
+            raise RequestError(self.sentence, param=medium.place, code="unsupported_parameter")
+
+    async def heard(self, prompt: ChatPrompt, ticket: Ticket) -> HeardMedia:
+        return HeardMedia({})
 
     def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         return form
@@ -80,12 +85,12 @@ class NoSounds:
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        raise AssertionError("a chat in sound or with media was refused before")
+        raise AssertionError("a chat in sound was refused before")
 
 
 def open_sounds(proxy: Proxy, model: ServedModel, bodies: BodyReader) -> Sounds:

@@ -58,7 +58,10 @@ class ResponsesRoutes:
         make = partial(responses_request.with_history, (*before, *own_items))
         chat = await generation.prompts.executor.run(make, 0) if before or responses_request.is_long else make()
         generation.sounds.check(chat, request)
-        chat = await generation.sounds.heard(chat, ticket)
+        if chat.prompt.media and not is_limited:
+            # Images are fetched and decoded for a count as for an answer.
+            generation.proxy.admissions.admit_to_rate(ticket)
+        chat = chat.heard(await generation.sounds.heard(chat.prompt, ticket))
         remote = remote_kv(generation.proxy, chat.kv_transfer, chat.sampling, ticket.name) if is_limited else None
         return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input", remote)
 

@@ -2,9 +2,8 @@
 """Sound in and out: recordings in chats, answers that are spoken, and the endpoints of speech and transcription."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,15 @@ from sanic.response import text as text_response
 from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.picture import LinkedPicture, Picture
-from pontil.http.fields.recording import MediaPart, Recording
+from pontil.http.fields.recording import HeardMedia, MediaPart, Recording
 from pontil.http.fields.sampling import SEED_BITS, mint_seed
 from pontil.http.intake.body import GENERATION_ERRORS, BodyReader
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.served_model import ServedModel
-from pontil.http.openai.chat.prompt import MAX_MEDIA
+from pontil.http.openai.chat.prompt import MAX_MEDIA, ChatPrompt
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.sound.linked_pictures import LinkedPictures
+from pontil.http.openai.sound.shown_media import ShownMedia
 from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
@@ -34,12 +34,12 @@ from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.config.web_address import MediaHosts
 from pontil.runtime.errors import ModelError, RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.graph.medium import IMAGE, SOUND
-from pontil.runtime.stages.media.reader import MediaForms, MediaReader, PromptMedia, media_forms
+from pontil.runtime.stages.media.reader import MediaForms, MediaReader, media_forms
 from pontil.runtime.stages.media.web_fetcher import WebFetcher
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
@@ -123,7 +123,11 @@ class SoundRoutes:
                     code="unsupported_parameter",
                 )
             self.options(graph, chat_request.audio.voice, "audio.voice", request)
-        for medium in chat_request.prompt.media:
+        self.check_media(chat_request.prompt)
+
+    def check_media(self, prompt: ChatPrompt) -> None:
+        """Raise RequestError for a recording or an image that the model has no stage for."""
+        for medium in prompt.media:
             if isinstance(medium, LinkedPicture):
                 self.linked.check(medium)
             if not self.encodes:
@@ -174,31 +178,31 @@ class SoundRoutes:
             raise RequestError(f"{says}: choose one of them", param=place)
         return {VOICE: voices[voice.lower()]}
 
-    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
-        """Return the chat with text in the places of its recordings and images."""
-        media = chat_request.prompt.media
+    async def heard(self, prompt: ChatPrompt, ticket: Ticket) -> HeardMedia:
+        """Return what stands for the recordings and images of a prompt."""
+        media = prompt.media
         if not media:
-            return chat_request
+            return HeardMedia({})
         if len(media) > MAX_MEDIA:
             says = f"messages hold {len(media)} recordings and images: at most {MAX_MEDIA} may be; leave out older ones"
             raise RequestError(says, param="messages")
         with self.holding(sum(len(medium.data) for medium in media if not isinstance(medium, LinkedPicture))):
             if self.encodes:
-                return await self.encoded(chat_request)
+                return await self.encoded(media)
             texts = dict[MediaPart, str]()
             for medium in media:
                 assert isinstance(medium, Recording), "an image was refused before"
                 texts[medium] = await self.recognised(medium, ticket)
-        return replace(chat_request, prompt=chat_request.prompt.heard(texts))
+        return HeardMedia(texts)
 
-    async def encoded(self, chat_request: ChatRequest) -> ChatRequest:
-        """Return the chat with its media as the model's encoder is given them, and what stands for them."""
-        reader, media = self.open_reader(), chat_request.prompt.media
+    async def encoded(self, media: Sequence[MediaPart]) -> HeardMedia:
+        """Return media as the model's encoder is given them, and what stands for them."""
+        reader = self.open_reader()
         texts = {medium: self.text_of(medium, reader.forms) for medium in media}
         async with self.linked.fetched(media) as fetched:
             whole = [fetched[medium] if isinstance(medium, LinkedPicture) else medium for medium in media]
             given = await reader.read([(kind_of(medium), medium.data, medium.place) for medium in whole])
-        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=given)
+        return HeardMedia(texts, ShownMedia(given, self.runs))
 
     def open_reader(self) -> MediaReader:
         """Return the reader of media. Raises RequestError where it cannot be had, and Unavailable where no worker
@@ -251,19 +255,16 @@ class SoundRoutes:
         self,
         request: Request,
         ticket: Ticket,
-        work: Generation,
+        work: PromptWork,
         shape: ReplyFormat,
         chat_request: ChatRequest,
         keep: KeepAnswer,
     ) -> HTTPResponse | None:
-        """Submit a chat through the stages that it needs, and send the reply, which is kept."""
+        """Submit a chat for an answer in sound, and send the reply, which is kept."""
         media, options, given = chat_request.media, dict[str, Any](), None
-        if isinstance(media, PromptMedia):
-            options, given = media.options(work.prompt), media.data
-        if chat_request.audio is None:
-            assert given is not None, "a chat that needs several stages"
-            return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape, keep)
-        assert isinstance(shape, SpokenForm)
+        if isinstance(media, ShownMedia):
+            options, given = media.given.options(work.prompt), media.given.data
+        assert isinstance(shape, SpokenForm) and chat_request.audio is not None
         options |= self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options, given)
         return await reply(request, stream, shape, keep, write=partial(shape.written, stream))

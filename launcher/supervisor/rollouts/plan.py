@@ -3,7 +3,7 @@
 refusal."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
@@ -11,7 +11,8 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE, RERANK
 from pontil.launcher.plan.child_plan import ChildPlan
-from pontil.launcher.supervisor.rollouts.rollout import Rollout, RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot
+from pontil.launcher.supervisor.rollouts.rollout import Rollout
+from pontil.launcher.supervisor.rollouts.rollout_step import RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot
 from pontil.launcher.supervisor.rollouts.scale_up import another, kind_named
 
 ALL = "all"
@@ -28,15 +29,16 @@ SINGLE_MINDED = {
 @dataclass(frozen=True, slots=True)
 class LaunchSnapshot:
     """The state of a launch from which a change is planned. `shares`: devices may be shared. Where `proxies` run here
-    too, these are all of their workers. `model_memory`: the bytes that several models may take at once, if that is
-    limited."""
+    too, these are all of their workers. Where the memory of models is limited, there is room for `most_workers` of
+    each, by group. New workers are counted from the `first_number` on."""
 
     workers: Sequence[tuple[ChildPlan, WorkerSnapshot]]
     machine: HostDevices
     limits: RolloutLimits
     shares: bool = False
     proxies: Sequence[str] = ()
-    model_memory: int | None = None
+    most_workers: Mapping[str, int] = field(default_factory=dict)
+    first_number: int = 0
 
     @property
     def places(self) -> dict[str, WorkerSnapshot]:
@@ -154,7 +156,7 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
         )
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
-    plans = [plan for plan, _ in snapshot.workers]
+    plans, first = [plan for plan, _ in snapshot.workers], snapshot.first_number
     targets = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
     leaving: list[ChildPlan] = []
     coming: list[ChildPlan] = []
@@ -164,14 +166,27 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     for name, (kind, count) in targets.items():
         for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
-            coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
-    if coming and snapshot.model_memory is not None:
-        raise LaunchError(
-            "With --model-memory no worker is added, as other models would have to leave first, and none sleeps or "
-            "wakes while workers change: launch with another table of models (--models), or without --model-memory."
-        )
+            there, machine = staying + coming, snapshot.machine
+            coming.append(another(name, there, machine, share=snapshot.shares, known=plans, first_number=first))
+            check_room([*staying, *coming], snapshot.most_workers)
     removals = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
     return removals + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
+
+
+def is_counted(plan: ChildPlan, most_workers: Mapping[str, int]) -> bool:
+    """Return whether a worker is one of those that the memory of models has room for."""
+    return plan.group in most_workers and plan.role in GENERATING_ROLES
+
+
+def check_room(workers: Sequence[ChildPlan], most_workers: Mapping[str, int]) -> None:
+    """Refuse the last of these workers if the memory of models has no room for it. Raises LaunchError."""
+    last = workers[-1]
+    count = sum(plan.group == last.group and is_counted(plan, most_workers) for plan in workers)
+    if is_counted(last, most_workers) and count > most_workers[last.group]:
+        raise LaunchError(
+            f"There is no room for {last.name} in --model-memory, even while all other models sleep: launch with more "
+            "of it, or with a smaller --kv-cache-memory."
+        )
 
 
 def whole(name: str, count: Any) -> int:

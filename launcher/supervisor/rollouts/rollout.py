@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from pontil.launcher.child.child_state import ChildState, DrainState
-from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.supervisor.rollouts.rollout_step import (
+    ActionKind,
+    RolloutGoal,
+    RolloutLimits,
+    RolloutStep,
+    WorkerAction,
+    WorkerSnapshot,
+)
 
 # Seconds beyond the drain timeout: for returning the remaining requests, and for KV transfers to end.
 DRAIN_MARGIN = 35.0
@@ -29,105 +36,23 @@ VERDICT_MARGIN = 10.0
 MOST_RETREATS = 3
 
 
-class RolloutGoal(Enum):
-    """The goal of a step for one worker: it has no requests, it serves, it is a new process, it is removed, it is
-    added; or for one proxy: it ends by itself once drained, and another process is in its place."""
-
-    DRAINED = "drained"
-    WORKING = "working"
-    RENEWED = "renewed"
-    RELIEVED = "relieved"
-    GONE = "gone"
-    THERE = "there"
-
-
 class RolloutPhase(Enum):
-    """The phase of a step: waiting until the others can do without the worker, draining it, ending it, waiting for it
-    to be ready, waiting for it to confirm its order, removing a worker that did not come up; and where it is gated,
-    waiting until it is drained, and for the verdict on it."""
+    """The phase of a step: waiting until the others can do without the worker, draining it, or the same of one that was
+    out of service before, ending it, waiting for room in the memory of models, for it to be ready, for it to confirm
+    its order, removing a worker that did not come up; and where it is gated, waiting until it is drained, and for the
+    verdict on it."""
 
     TURN = "turn"
     DRAIN = "drain"
+    REST = "rest"
     STOP = "stop"
     KILL = "kill"
+    ROOM = "room"
     START = "start"
     TELL = "tell"
     UNDO = "undo"
     HOLD = "hold"
     TRIAL = "trial"
-
-
-class ActionKind(Enum):
-    """An action of the supervisor on a worker. ASSIGN puts it into service, in the step's role if that names one; RENEW
-    replaces a child that has ended by a fresh one; TRY asks for the verdict on a drained one; SAY is only a message."""
-
-    DRAIN = "drain"
-    ASSIGN = "assign"
-    STOP = "stop"
-    KILL = "kill"
-    RENEW = "renew"
-    ADD = "add"
-    REMOVE = "remove"
-    TRY = "try"
-    SAY = "say"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
-    """A worker or proxy at one moment. `obeys`: it has confirmed its last order."""
-
-    name: str
-    state: ChildState
-    drain_state: DrainState = DrainState.WORKING
-    obeys: bool = True
-    exits: int = 0
-
-    @property
-    def serves(self) -> bool:
-        return self.state is ChildState.READY and self.drain_state is DrainState.WORKING
-
-    @property
-    def counts(self) -> bool:
-        """Return whether it serves, or is to serve again; one that sleeps is not waited for."""
-        resting = self.state in (ChildState.GIVEN_UP, ChildState.ASLEEP)
-        return not resting and self.drain_state is DrainState.WORKING
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutStep:
-    """One step for one worker or proxy. `role` and `plan` are for WORKING and THERE; with `rests`, a RENEWED worker is
-    drained again afterwards. One that is `gated` comes to serve only by a good verdict."""
-
-    aim: RolloutGoal
-    name: str
-    role: str | None = None
-    plan: ChildPlan | None = None
-    rests: bool = False
-    gated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Limits in seconds: `drain` for requests to end by themselves, `start` for a worker to be ready, `gate` for the
-    trial of one that is gated."""
-
-    drain: float
-    start: float
-    gate: float | None = None
-
-    def drained_from_its_start(self, step: RolloutStep) -> float | None:
-        """Return the seconds that a new process which is drained from its start has for requests; None for one that
-        serves."""
-        return self.drain if step.gated or step.rests else None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAction:
-    """One action for the supervisor; `text` is for people."""
-
-    verb: ActionKind
-    step: RolloutStep
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +163,8 @@ def turn(view: RolloutView) -> Move | None:
     """Wait for the other workers. A worker that does not serve may end at once."""
     expected_workers = [place for place in view.others if place.counts]
     missing = [place.name for place in expected_workers if not place.serves]
-    is_needed = view.place.serves or not view.goes
+    rests = view.place.drain_state is not DrainState.WORKING
+    is_needed = not rests and (view.place.serves or not view.goes)
     if is_needed and len(expected_workers) < view.change.minimum:
         return view.fail(f"nobody else is left to serve while {view.name} does not")
     if is_needed and missing:
@@ -250,14 +176,20 @@ def turn(view: RolloutView) -> Move | None:
     if view.is_of_proxy:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.DRAIN, f"{view.name} drains"))
     message = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
-    return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
+    return view.go(RolloutPhase.REST if rests else RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
 
 
 def drain(view: RolloutView) -> Move | None:
+    is_there = not view.goes or view.place.state is ChildState.READY
+    if is_there and sum(place.serves for place in view.others) < view.change.minimum:
+        return retreat(view)
+    return rest(view)
+
+
+def rest(view: RolloutView) -> Move | None:
+    """Wait until the worker is drained. One that was out of service before stays so, whatever becomes of the others."""
     if view.goes and view.place.state is not ChildState.READY:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
-    if sum(place.serves for place in view.others) < view.change.minimum:
-        return retreat(view)
     late = view.late(view.limits.drain + DRAIN_MARGIN)
     if view.place.state is ChildState.READY and view.place.drain_state is DrainState.DRAINED:
         if not view.goes:
@@ -265,6 +197,8 @@ def drain(view: RolloutView) -> Move | None:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} is drained and ends"))
     if late and view.goes:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} has not drained in time and ends"))
+    if late and view.change.phase is RolloutPhase.REST:
+        return view.fail(f"{view.name} has not drained in time")
     if late:
         return view.fail(f"{view.name} has not drained in time, and works again", view.act(ActionKind.ASSIGN))
     return None
@@ -309,6 +243,8 @@ def start(view: RolloutView) -> Move | None:
             return tried(view)
         rests = " and drained" if place.drain_state is DrainState.DRAINED else ""
         return view.done(f"{view.name} is ready{rests} after {view.now - view.change.since:.1f} s")
+    if joins and place.state is ChildState.ASLEEP:
+        return resting(view)
     if joins and place.exits:
         return view.go(RolloutPhase.UNDO, view.act(ActionKind.KILL))
     if place.state is ChildState.GIVEN_UP:
@@ -318,6 +254,22 @@ def start(view: RolloutView) -> Move | None:
     if joins:
         return view.go(RolloutPhase.UNDO, view.act(ActionKind.KILL))
     return view.fail(f"{view.name} was not ready within {view.limits.start:g} s: see the launcher's log")
+
+
+def resting(view: RolloutView) -> Move:
+    """Have a new worker wait for room, unless its model sleeps: it does so too then."""
+    if view.place.waits:
+        return view.go(RolloutPhase.ROOM, view.act(ActionKind.SAY, f"{view.name} waits until other models have left"))
+    if view.step.gated:
+        return refuse(view, "its model sleeps, so it cannot be tried: have it answer a request first")
+    return view.done(f"{view.name} sleeps, as its model does")
+
+
+def room(view: RolloutView) -> Move | None:
+    if not view.place.waits:
+        return view.go(RolloutPhase.START)
+    late = view.late(view.limits.start)
+    return refuse(view, f"other models left no room for it within {view.limits.start:g} s") if late else None
 
 
 def undo(view: RolloutView) -> Move | None:
@@ -379,8 +331,10 @@ def tell(view: RolloutView) -> Move | None:
 PHASES: Mapping[RolloutPhase, Callable[[RolloutView], Move | None]] = {
     RolloutPhase.TURN: turn,
     RolloutPhase.DRAIN: drain,
+    RolloutPhase.REST: rest,
     RolloutPhase.STOP: stop,
     RolloutPhase.KILL: kill,
+    RolloutPhase.ROOM: room,
     RolloutPhase.START: start,
     RolloutPhase.TELL: tell,
     RolloutPhase.UNDO: undo,

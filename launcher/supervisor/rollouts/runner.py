@@ -3,7 +3,7 @@
 client."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,16 +16,14 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan, devices_of
 from pontil.launcher.plan.topology import Topology
-from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned
-from pontil.launcher.supervisor.rollouts.rollout import (
+from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, is_counted, planned
+from pontil.launcher.supervisor.rollouts.rollout import Rollout, RolloutPhase, advance
+from pontil.launcher.supervisor.rollouts.rollout_step import (
     ActionKind,
-    Rollout,
     RolloutGoal,
     RolloutLimits,
-    RolloutPhase,
     WorkerAction,
     WorkerSnapshot,
-    advance,
 )
 
 # Seconds between messages to a client that show that the supervisor is alive.
@@ -78,6 +76,10 @@ class RolloutSupervisor(Protocol):
     def directory(self) -> DeviceStatements: ...
     @property
     def serving(self) -> bool: ...
+    @property
+    def most_workers(self) -> Mapping[str, int]:
+        """The most workers that each model may have, by group, where their memory is limited."""
+
     def child(self, plan: ChildPlan) -> Child: ...
     def reload(self) -> Sequence[str]: ...
 
@@ -156,8 +158,13 @@ class RolloutRunner:
     def snapshot(self, machine: HostDevices) -> LaunchSnapshot:
         context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
         proxies = [child.name for child in self.proxies]
-        memory = context.topology.model_memory
-        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies, memory)
+        most, first = self.supervisor.most_workers, context.topology.first_number
+        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies, most, first)
+
+    @property
+    def leaves_models_alone(self) -> bool:
+        """Return whether models may sleep and wake now: there is no change, or it waits for the room of some."""
+        return self.change is None or self.change.phase is RolloutPhase.ROOM
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""
@@ -166,7 +173,7 @@ class RolloutRunner:
             peers = self.proxies if is_of_proxies else self.workers
             if self.change.phase is RolloutPhase.TRIAL and self.client is not None:
                 self.change = replace(self.change, verdict=self.client.verdict)
-            move = advance(self.change, {child.name: place_of(child) for child in peers}, now)
+            move = advance(self.change, {child.name: place_of(child, peers) for child in peers}, now)
             if move is None:
                 break
             self.change, actions = move
@@ -214,6 +221,8 @@ class RolloutRunner:
         added = self.supervisor.child(plan)
         if drain is not None:
             added.assign(plan.role, drain)
+        if is_counted(plan, self.supervisor.most_workers):
+            added.rest()
         self.supervisor.children.append(added)
 
     def renew(self, child: Child, drain: float | None) -> None:
@@ -261,5 +270,11 @@ def drain_proxy(child: Child, timeout: float, *, hand_over: bool, alone: bool = 
         child.running.send({"kind": "drain", "timeout": timeout} | flags)
 
 
-def place_of(child: Child) -> WorkerSnapshot:
-    return WorkerSnapshot(child.name, child.state, child.drain_state, child.obeys, len(child.exits))
+def place_of(child: Child, peers: Sequence[Child] = ()) -> WorkerSnapshot:
+    """Return a child as a change sees it. One that sleeps although a peer of its model does not waits for room."""
+    waits = child.state is ChildState.ASLEEP and any(
+        peer.plan.group == child.plan.group and peer.state not in (ChildState.ASLEEP, ChildState.GIVEN_UP)
+        for peer in peers
+        if not peer.plan.is_proxy
+    )
+    return WorkerSnapshot(child.name, child.state, child.drain_state, child.obeys, len(child.exits), waits)

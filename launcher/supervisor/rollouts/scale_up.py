@@ -60,10 +60,17 @@ def named_hint(workers: Sequence[ChildPlan]) -> str:
 
 
 def another(
-    kind_name: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool, known: Sequence[ChildPlan] = ()
+    kind_name: str,
+    workers: Sequence[ChildPlan],
+    machine: HostDevices,
+    *,
+    share: bool,
+    known: Sequence[ChildPlan] = (),
+    first_number: int = 0,
 ) -> ChildPlan:
     """Plan one more worker of the wanted kind beside these, like one of these or of the `known` ones, with as many
-    ranks as that has. Raises LaunchError if no device is free, or none of its model exists to copy."""
+    ranks as that has, in a launch that counts workers from this number on. Raises LaunchError if no device is free, or
+    none of its model exists to copy."""
     models = (*workers, *known)
     kind = kind_named(kind_name, models)
     alike = [plan for plan in models if plan.group == kind.group]
@@ -74,7 +81,7 @@ def another(
     like = next((plan for plan in alike if plan.role == kind.role), alike[0])
     if like.nodes > 1:
         raise LaunchError(f"{like.name} is on {like.nodes} hosts: start another by a launch on each of them.")
-    name = free_name(kind.stem, {plan.name for plan in workers})
+    name = free_name(kind.stem, {plan.name for plan in workers}, first_number)
     used_ranks = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
     ranks = find(like, used_ranks, machine, share)
@@ -90,10 +97,8 @@ def another(
     )
 
 
-def free_name(worker_stem: str, names: Collection[str]) -> str:
-    """Return the name with the first free number from the lowest one on: a worker keeps its name as long as it
-    exists."""
-    first = min((int(name.partition(":")[2]) for name in names if name.partition(":")[0] == worker_stem), default=0)
+def free_name(worker_stem: str, names: Collection[str], first: int) -> str:
+    """Return the name with the first free number from this one on: a worker keeps its name as long as it exists."""
     return next(f"{worker_stem}:{number}" for number in count(first) if f"{worker_stem}:{number}" not in names)
 
 

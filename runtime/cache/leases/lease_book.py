@@ -156,6 +156,10 @@ class LeaseBook:
             for lease in list(self.leases.values()):
                 if not lost.isdisjoint(lease.keys):
                     self.refund(lease.id, LOST, now)
+        if not self.leases:
+            # Without leases no block is owned, so that none has to move.
+            self.pins.excess_since = None
+            return
         self.pins.move(self.promised_blocks)
         if self.pins.is_stuck(now):
             for lease in reversed(list(self.leases.values())):

@@ -44,7 +44,8 @@ class LinearCost:
         covariance = self.products / self.weight - rows * seconds
         assumed_slope = ROW_SHARE * seconds / (1 + ROW_SHARE * (rows - 1))
         slope = (covariance + ASSUMED * assumed_slope) / (variance + ASSUMED)
-        slope = min(max(slope, 0.0), seconds / rows)
+        # Of steps without rows alone no row is known to take any of their time.
+        slope = min(max(slope, 0.0), seconds / rows) if rows else 0.0
         return seconds - slope * rows, slope
 
     def seconds(self, rows: int) -> float:

@@ -72,8 +72,10 @@ class PrefixClaims:
 
     def end(self, key: Key) -> None:
         """End the claim on a key, which is known now or computed by nobody."""
-        self.release(key)
-        for sequence in self.waiters.pop(key, ()):
+        if key in self.owners:
+            self.release(key)
+        # Most prompts have nobody who waits for them.
+        for sequence in self.waiters.pop(key, ()) if self.waiters else ():
             del self.awaited[sequence]
             self.woken.append(sequence)
 

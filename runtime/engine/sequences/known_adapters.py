@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 from pontil.runtime.engine.sequences.prompt_keys import UsedAdapter
 from pontil.runtime.errors import AdapterError
 
-# Adapters without a name that are still known by their digests: requests of another proxy, or of a worker that died,
-# may come with one.
-MOST_RETIRED = 64
-
 
 @dataclass(slots=True)
 class KnownAdapter:
@@ -28,11 +24,13 @@ class KnownAdapter:
 @dataclass(slots=True)
 class KnownAdapters:
     """The adapters by their digests, and the digests by their names. All in memory have at most so many bytes of
-    `memory`; None: any. Each has a number of its own for as long as it is known."""
+    `memory`; None: any. Each has a number of its own for as long as it is known. Those of the launch always are: their
+    requests come without a directory."""
 
     memory: int | None = None
     by_name: dict[str, str] = field(default_factory=dict)
     by_digest: dict[str, KnownAdapter] = field(default_factory=dict)
+    of_launch: frozenset[str] = frozenset()
     uses: int = 0
 
     def know(self, digest: str, directory: str) -> KnownAdapter:
@@ -50,7 +48,7 @@ class KnownAdapters:
         return one
 
     def unname(self, name: str) -> None:
-        """Have a name stand for nothing. Its adapter stays known until it is `retired`."""
+        """Have a name stand for nothing. Its adapter stays known while requests ask for it."""
         self.by_name.pop(name, None)
 
     def named(self, name: str) -> UsedAdapter | None:
@@ -62,6 +60,10 @@ class KnownAdapters:
         """The tokens that activate adapters, by their names."""
         named = {name: self.by_digest[digest].invocation for name, digest in self.by_name.items()}
         return {name: list(tokens) for name, tokens in named.items() if tokens}
+
+    def has_in_memory(self, digest: str) -> bool:
+        """Return whether an adapter is in memory; the model as it is always is."""
+        return not digest or (digest in self.by_digest and self.by_digest[digest].is_loaded)
 
     def use(self, digest: str) -> None:
         self.uses += 1
@@ -94,21 +96,16 @@ class KnownAdapters:
         return leaving if excess <= 0 else None
 
     @property
-    def has_retired(self) -> bool:
-        """Return whether an adapter without a name is in memory, or too many are known."""
-        if not self.by_digest:
-            return False
+    def nameless(self) -> list[KnownAdapter]:
+        """The adapters that no name stands for any more, but for those of the launch that have left memory."""
         named = {*self.by_name.values()}
-        idle = [one for digest, one in self.by_digest.items() if digest not in named]
-        return len(idle) > MOST_RETIRED or any(one.is_loaded for one in idle)
+        return [
+            one
+            for digest, one in self.by_digest.items()
+            if digest not in named and (one.is_loaded or digest not in self.of_launch)
+        ]
 
-    def retired(self, in_use: Collection[str]) -> list[KnownAdapter]:
-        """Return the adapters in memory that have no name and that no request uses. Forget those that nobody has asked
-        for in a while."""
-        kept = {*self.by_name.values(), *in_use}
-        idle = sorted(
-            (one for digest, one in self.by_digest.items() if digest not in kept), key=lambda one: one.last_use
-        )
-        for one in idle[: max(0, len(idle) - MOST_RETIRED)]:
-            del self.by_digest[one.used.digest]
-        return [one for one in idle if one.is_loaded]
+    def forget(self, digest: str) -> None:
+        """Know an adapter no more, unless it is the launch's. Its number is free."""
+        if digest not in self.of_launch:
+            del self.by_digest[digest]

@@ -275,10 +275,11 @@ class ModelAdmissions:
         with self.counting_refusals(requests):
             self.limits.check(ticket, requests, 0, self.clock(), states=False)
 
-    def admit_replay(self, ticket: Ticket) -> None:
-        """Count a request for the rest of a stream. Raises TooManyRequests."""
+    def admit_to_rate(self, ticket: Ticket) -> None:
+        """Count a request that generates nothing: for the rest of a stream, or for a count whose prompt has media.
+        Raises TooManyRequests."""
         with self.counting_refusals(1):
-            self.limits.enter_replay(ticket, self.clock())
+            self.limits.enter_rate(ticket, self.clock())
 
     @contextmanager
     def counting_refusals(self, requests: int) -> Iterator[None]:

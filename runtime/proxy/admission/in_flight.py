@@ -154,6 +154,10 @@ class InFlight:
         self.dispatcher.withdraw(request)
         self.admissions.of(request).leave(request)
         self.books.hand_over(request)
+        if request.mailbox.whole is not None:
+            # The other parts of the answer are billed without it.
+            request.mailbox.whole.end(lambda: None, failed=False)
+        request.work.ended(request)
         self.keep_timeline(request, "handed_over", request.usage)
         self.admissions.dispatch()
 
@@ -164,6 +168,7 @@ class InFlight:
         self.record(request)
         self.admissions.of(request).enter_again(request)
         self.books.take_over(request)
+        request.work.opened(request)
         self.dispatcher.enlist(request)
 
     def close_account(self, request: Request, label: str) -> None:

@@ -36,22 +36,26 @@ class ModelWaking:
         self.slept = set[str | None]()
 
     async def awake(self, group: str | None, caller: str) -> None:
-        """Wait for a worker of a model that sleeps. Raises Unavailable where it will not be there in time, or too much
-        of this caller waits for it."""
-        if self.registry.of(group).available or not self.may_wake(group):
+        """Wait for a worker of a model that sleeps, until it has told of its room. Raises Unavailable where it will not
+        be there in time, or too much of this caller waits for it."""
+        if self.is_there(group) or not self.may_wake(group):
             return
         deadline, door = self.clock() + self.patience, self.doors[group]
         if not door.take(caller, 1):
             raise self.too_late(group, f"{door.total} requests wait for it")
         self.report()
         try:
-            while not self.registry.of(group).available and self.may_wake(group):
+            while not self.is_there(group) and self.may_wake(group):
                 if (left := deadline - self.clock()) <= 0:
                     raise self.too_late(group, f"it did not wake in {self.patience:g} s")
                 came = self.came
                 await is_set_within(came, left)
         finally:
             door.give_back(caller, 1)
+
+    def is_there(self, group: str | None) -> bool:
+        """Return whether a model has a worker that takes requests, and has told of its room."""
+        return any(worker.contact.stated for worker in self.registry.of(group).available)
 
     def may_wake(self, group: str | None) -> bool:
         """Return whether a worker of the model may come: the supervisor has one, and has not given it up."""
@@ -86,7 +90,7 @@ class ModelWaking:
         """Have those look again that wait: workers have come or gone."""
         if self.tell is None:
             return
-        for row in self.registry.processes.rows:
+        for row in (row for row in self.registry.processes.rows if row.role != "proxy"):
             if row.state == ASLEEP:
                 self.slept.add(row.about.get("model"))
             seconds = row.about.get("start_seconds")

@@ -190,8 +190,8 @@ class RateLimits:
         allotment.tokens_total += tokens
         self.state(caller)
 
-    def enter_replay(self, ticket: Ticket, now: float) -> None:
-        """Count a request for the rest of an answer: in the rate of requests only, since its tokens are counted. Raises
+    def enter_rate(self, ticket: Ticket, now: float) -> None:
+        """Count a request in the rate of requests only: it has no tokens, or they are counted. Raises
         TooManyRequests."""
         caller, allowance = ticket.caller, ticket.allowance
         allotment = self.allotment(caller, now)

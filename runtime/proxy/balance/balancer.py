@@ -2,12 +2,14 @@
 """The choice of a role change: a state machine that is told what the load needs, about once a second.
 
 A change pays if the split behind it has less pressure, even if the needs are wrong by their error to its disadvantage,
-and if no fewer requests are predicted to keep their limits there.
+and if no fewer requests are predicted to keep their limits there. One behind which more requests are predicted to keep
+them pays too, but slowly: shares follow amounts, which tremble more than the ratio that pressures follow.
 What it would gain is added up over time, less a margin, and the change is due when that is enough: soon where one role
 has far too much to do, late where little is gained, and never where it comes and goes (Page's cumulative sum test).
 
-No oscillation: a change pays only if the needs are more than (1 + ERROR) / (1 - ERROR) times what evens the two splits
-out, and back only if they are less than its inverse, so that needs which stay the same never give both. A load that
+No oscillation: a change pays by pressures only if the needs are more than (1 + ERROR) / (1 - ERROR) times what evens
+the two splits out, and back only if they are less than its inverse; by shares only one direction pays, in which
+pressures may not go back. So needs which stay the same never give both. A load that
 changes by more, or a change that proves to be wrong by what waits since then, is followed back; each time that happens
 within about a minute the next one back has to gain twice as much.
 """
@@ -23,8 +25,11 @@ CALM = 0.6
 ERROR = 0.15
 # Shares of requests that differ by no more are alike.
 ALIKE = 0.02
-# The gain, as a part of the pressure, that a change has to exceed, and the seconds of a whole gain beyond it.
-MARGIN, ENOUGH = 0.08, 1.0
+# The gain, as a part of the pressure or of the requests that keep their limits, that a change has to exceed, and the
+# seconds of a whole gain beyond it.
+MARGIN, ENOUGH = 0.08, 0.6
+# What a second of a gain in requests counts, beside one of pressure.
+SLOWLY = 0.12
 # Seconds in which changes that went back are forgotten.
 FORGOTTEN = 60.0
 # Seconds from one change to the next, and to one that goes back.
@@ -35,15 +40,17 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def gain(role: str, needs: Needs, prefill: int, decode: int) -> float:
-    """Return what one worker more for a role gains surely, as a part of the pressure; nothing where fewer requests
-    would keep their limits, and -1 where the other role would lose its last worker."""
+    """Return what one worker more for a role gains in a second, beyond the margin: less than 0 where that is nothing,
+    and -inf where the other role would lose its last worker."""
     more, split = (1, (prefill + 1, decode - 1)) if role == PREFILL else (-1, (prefill - 1, decode + 1))
     if min(split) < 1:
-        return -1.0
-    if needs.kept(*split) < needs.kept(prefill, decode) - ALIKE:
-        return 0.0
+        return -inf
+    before, behind = needs.kept(prefill, decode), needs.kept(*split)
+    if behind < before - ALIKE:
+        return -MARGIN
     least = needs.times(1 - more * ERROR, 1 + more * ERROR)
-    return 1.0 - max(CALM, least.pressure(*split)) / max(CALM, least.pressure(prefill, decode))
+    eased = 1.0 - max(CALM, least.pressure(*split)) / max(CALM, least.pressure(prefill, decode)) - MARGIN
+    return max(eased, SLOWLY * (1.0 - before / behind - MARGIN)) if behind > before + ALIKE else eased
 
 
 @dataclass(slots=True)
@@ -64,7 +71,7 @@ class RoleBalancer:
         self.told = now
         for role in self.gained:
             gained = gain(role, needs, prefill, decode)
-            self.gained[role] = max(0.0, self.gained[role] + seconds * (gained - MARGIN)) if gained > -1.0 else 0.0
+            self.gained[role] = max(0.0, self.gained[role] + seconds * gained) if gained > -inf else 0.0
         role = max(self.gained, key=lambda one: self.gained[one])
         return role if self.is_due(role, now) else None
 

@@ -141,21 +141,25 @@ class Waits:
 @dataclass(frozen=True, slots=True)
 class WorkerRows:
     """A decode worker: its `rows` on average, and the prompts that it begins in a second, each of so many seconds. It
-    has room for `most` rows, beside prompts that are computed for it elsewhere."""
+    has room for `most` rows, beside prompts that are computed for it elsewhere. With the chance `busy` no worker is
+    idle: only then does a request, which goes to the one with fewest, find others."""
 
     step: StepLine
     rows: float
     most: float
     prompts: float
     prompt: float
+    busy: float = 1.0
 
     @classmethod
     def of(cls, model: GoodputModel, prompt: float, beside: float, workers: int) -> "WorkerRows":
         """Return it, of so many that share the part `beside` of prompts of so many seconds."""
         work = model.prompts * beside / workers
-        rows = model.step.rows(model.tokens / workers, 1.0 - min(MOST_BUSY, work))
+        computing = min(MOST_BUSY, work)
+        rows = model.step.rows(model.tokens / workers, 1.0 - computing)
         most = model.step.most_rows - model.prompts * (1.0 - beside) / workers
-        return cls(model.step, rows, most, work / prompt if prompt else 0.0, prompt)
+        busy = at_least(workers, workers * (rows + computing))
+        return cls(model.step, rows, most, work / prompt if prompt else 0.0, prompt, busy)
 
     def keeping(self, answer: float, limit: float, *, joins: bool) -> float:
         """Return the part of answers of so many tokens that keeps the limit for each behind the first; they join a
@@ -166,9 +170,9 @@ class WorkerRows:
         if limit == inf:
             return self.fitting(tokens, limit, 0.0)
         step = self.step.base + self.step.row * (self.rows + 1.0)
-        # Of a prompt that was begun before the answer half is left.
-        expected = self.prompts * (tokens * step + HALF * self.prompt)
-        chance, late, busy = exp(-expected), JOINING * step, 1.0 - exp(-self.rows)
+        # Of a prompt that was begun before the answer half is left. One that finds an idle worker is between no tokens.
+        expected = self.busy * self.prompts * (tokens * step + HALF * self.prompt)
+        chance, late, busy = exp(-expected), JOINING * step, self.busy
         kept = 0.0
         for count in range(MOST_PROMPTS):
             between = count * self.prompt
@@ -190,6 +194,16 @@ class WorkerRows:
 def normal(deviations: float) -> float:
     """Return the part of a normal distribution below so many standard deviations."""
     return 0.5 * (1.0 + erf(deviations / sqrt(2.0)))
+
+
+def at_least(count: int, mean: float) -> float:
+    """Return the chance that as many are there, of a number that is so many on average and comes and goes like
+    arrivals (Poisson)."""
+    chance = below = exp(-mean)
+    for one in range(1, count):
+        chance *= mean / one
+        below += chance
+    return max(0.0, 1.0 - below)
 
 
 def blocked(work: float, workers: int, places: float) -> float:

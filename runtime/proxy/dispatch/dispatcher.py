@@ -17,7 +17,7 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import Disagg, Route, WorkerLoad, next_route, plan, seating
+from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Disagg, Route, WorkerLoad, next_route, plan, seating
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.messages import Message
 
@@ -103,16 +103,17 @@ class Dispatcher:
         run holds, which itself waits for the items of a stage that waits for the first run.
         """
         tokens, joint, disagg = request.work.load(request), request.work.joint, self.disagg(request)
-        loads = self.lookup.loads(request)
-        if joint is None:
-            meant_workers = meant_for(request, loads)
-            route = next_route(meant_workers, disagg, tokens) if meant_workers else None
-            route = route or leased_route(self.lookup.holders(request), loads, disagg, tokens)
-            route = route or next_route(loads, disagg, tokens)
-            return route or next_route(self.lookup.loads_for_caller(request, loads, may_claim), disagg, tokens)
-        groups = [self.registry.of(group).reachable_loads for group in joint]
-        has_seats = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
-        return next_route(loads, disagg, tokens, spare=0) if has_seats else None
+        loads, spare = self.lookup.loads(request), SPARE_SEATS if joint is None else 0
+        groups = [self.registry.of(group).reachable_loads for group in joint or ()]
+        if not all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups):
+            return None
+        meant_workers = meant_for(request, loads)
+        route = next_route(meant_workers, disagg, tokens, spare=spare) if meant_workers else None
+        route = route or leased_route(self.lookup.holders(request), loads, disagg, tokens, spare)
+        route = route or next_route(loads, disagg, tokens, spare=spare)
+        if route is not None or joint is not None:
+            return route
+        return next_route(self.lookup.loads_for_caller(request, loads, may_claim), disagg, tokens)
 
     def goes_by_loads(self, request: Request) -> bool:
         """Return whether the loads of workers, with what they have cached, alone tell if there is room for a request:
@@ -304,14 +305,16 @@ class Dispatcher:
         return f"the {event} did not come within {limit:g} s" if wait_seconds > limit else None
 
 
-def leased_route(holders: Collection[str], loads: Sequence[WorkerLoad], disagg: Disagg, tokens: int) -> Route | None:
+def leased_route(
+    holders: Collection[str], loads: Sequence[WorkerLoad], disagg: Disagg, tokens: int, spare: int = SPARE_SEATS
+) -> Route | None:
     """Return a route by which a worker that holds the prompt by a lease computes the rest of it, if there is room: it
     was paid for. Where one does all of it that is the holder, of whatever role."""
     if not holders:
         return None
     is_apart = disagg != "never"
     workers = [load for load in loads if load.incarnation in holders or is_apart and load.role == "decode"]
-    route = next_route(workers, disagg, tokens)
+    route = next_route(workers, disagg, tokens, spare=spare)
     return route if route is not None and route.prefill.incarnation in holders else None
 
 

@@ -27,7 +27,7 @@ class LeaseWaits:
         coming = self.lookup.coming(request)
         seconds = self.token_seconds(request.work.group) if coming else None
         now, attempts = self.clock(), request.attempts
-        if seconds is None or request.work.joint is not None or not self.has_time(request, now):
+        if seconds is None or not self.has_time(request, now):
             return False
         if attempts.lease_awaited_at is None:
             attempts.lease_awaited_at = now

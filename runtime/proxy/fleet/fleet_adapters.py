@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
@@ -55,9 +56,11 @@ class FleetAdapters:
 
     def find(self, name: str) -> str | None:
         """Return the digest of the adapter of that name; None where there is none. Raises Unavailable for one that is
-        not loaded yet."""
-        if name not in self.book.changes and not self.is_told and (name in self.configured or self.may_load):
-            raise Unavailable("no worker is ready yet: try again in a moment")
+        not loaded yet, or of which only workers know, while none is here."""
+        if name not in self.book.changes:
+            is_known = self.is_told and (self.registry.generating.any_hello or name not in self.configured)
+            if not is_known and (name in self.configured or self.may_load):
+                raise Unavailable("no worker is ready yet: try again in a moment")
         digest = self.book.digest_of(name, self.before.get(name))
         if digest is None:
             return None
@@ -128,7 +131,7 @@ class FleetAdapters:
         if name not in self.book.changes and len(self.book.changes) >= MOST_NAMES:
             raise RequestError(f"there are {MOST_NAMES} adapters already: unload one first", status=409)
         LOG.info("the adapter %s is loaded from %s", name, directory)
-        return self.change(name, AdapterChange(self.book.next_number, digest, directory, invocation))
+        return self.change(name, AdapterChange(self.book.next_number, digest, directory, invocation=invocation))
 
     def unload(self, name: str) -> AdapterChange:
         """Have a name stand for nothing from now on. Requests that use its adapter go on."""
@@ -136,10 +139,10 @@ class FleetAdapters:
         return self.change(name, AdapterChange(self.book.next_number, "", ""))
 
     def retract(self, name: str, change: AdapterChange) -> None:
-        """Unload what a change was to load. Whoever has loaded something else after it has a number as high, which
-        counts more than an unload of that number."""
+        """Unload what a change was to load, and nothing else that was loaded meanwhile, whether or not it was heard of
+        here."""
         LOG.info("the adapter %s is not loaded", name)
-        self.change(name, AdapterChange(change.number + 1, "", ""))
+        self.change(name, replace(change, retracted=True))
 
     def change(self, name: str, change: AdapterChange) -> AdapterChange:
         self.book.merge({name: change})
@@ -154,7 +157,7 @@ class FleetAdapters:
     def tell_worker(self, hello: Hello) -> None:
         self.waits_until = min(self.waits_until, time.monotonic() + MEETS_WITHIN)
         if hello.loads_adapters and self.book.changes and self.registry.group_at(hello.sender) is None:
-            self.send(AdapterTable(self.incarnation, hello.sender, *self.book.fields))
+            self.send(AdapterTable(self.incarnation, hello.sender, **self.book.fields))
 
     def on_state(self, message: AdapterState) -> None:
         """Take what a worker knows, and what became of it there."""

@@ -62,12 +62,14 @@ FIXED = (*TEXT_ROLES, NODE)
 @dataclass(slots=True)
 class Contact:
     """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
-    did not take and the next one that is heard of it, and `confirmed` once the supervisor's table has shown it. It was
-    the `last` one if the worker said that it leaves for good."""
+    did not take and the next one that is heard of it, `confirmed` once the supervisor's table has shown it, and
+    `stated` once a heartbeat has told of its load and room. It was the `last` one if the worker said that it leaves for
+    good."""
 
     last_heard: float
     reachable: bool = True
     confirmed: bool = False
+    stated: bool = False
     last: bool = False
 
 

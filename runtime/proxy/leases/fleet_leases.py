@@ -26,7 +26,7 @@ from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
@@ -157,24 +157,41 @@ class FleetLeases:
     def on_state(self, message: LeaseState) -> None:
         """Take what a worker says of a lease. Raises MalformedFrame."""
         worker = self.registry.workers.get(message.sender)
-        if worker is None:
-            return
         check_state(message)
-        if message.state == REFUSED:
-            self.refused(message)
+        if worker is None:
+            self.ended_before(message)
+        elif message.state == REFUSED:
+            self.refused(message, worker)
         elif message.state != HELD:
             self.ended(message, worker)
-        elif message.lease_id in self.over or message.lease_id in self.unwanted:
-            self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, RELEASE))
+        elif (action := self.ending(message.lease_id)) is not None:
+            self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, action))
         else:
+            self.over.pop(message.lease_id, None)
             self.take_held(message, worker)
 
-    def refused(self, message: LeaseState) -> None:
+    def ending(self, name: str) -> str | None:
+        """Return what a worker is told of a lease that it holds, if that is over: at its client's wish, or because this
+        proxy, which billed it, has ended it. What is over for another reason is so here alone: this proxy was told no
+        more of it, and hears now that whoever bills it goes on with it."""
+        view = self.over.get(name)
+        if name in self.unwanted or (view is not None and view.term.state == RELEASED):
+            return RELEASE
+        return REFUND if self.has_billed(name) else None
+
+    def has_billed(self, name: str) -> bool:
+        """Return whether this proxy has written the end of a lease."""
+        view = self.over.get(name)
+        return view is not None and view.proxy == self.incarnation
+
+    def refused(self, message: LeaseState, worker: RegisteredWorker) -> None:
+        """Take note that a worker does not keep a lease. One that was lost is refunded if its worker's successor says
+        so, and not another one that it was to follow a prompt to."""
         view, wish = self.views.get(message.lease_id), self.wishes.get(message.lease_id)
         if wish is not None:
             wish.reason = message.reason
             self.quota.refusals += not wish.must
-        elif view is not None and view.is_lost:
+        elif view is not None and view.is_lost and (view.group, view.worker_name) == (worker.group, worker.hello.name):
             self.close(view, REFUNDED, view.lost, NOT_FOUND)
 
     def ended(self, message: LeaseState, worker: RegisteredWorker) -> None:
@@ -187,12 +204,19 @@ class FleetLeases:
                 view.worker, view.worker_name, view.lost = None, "", self.clock()
                 view.pin(self.moving(worker))
             return
-        if view is None and message.proxy == self.incarnation and message.lease_id not in self.over:
+        if view is None and message.proxy == self.incarnation and not self.has_billed(message.lease_id):
             view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
             # A worker that drains is not told why.
             sleeps = message.reason == DRAINS and self.registry.processes.sleeps(worker.hello)
             self.close(view, message.state, view.term.began + message.age, SLEEPS if sleeps else message.reason)
+
+    def ended_before(self, message: LeaseState) -> None:
+        """End a lease as the worker said with which it was lost: its last words may come after the news of its end."""
+        view = self.views.get(message.lease_id)
+        is_over = message.state not in (HELD, REFUSED) and message.reason != MOVED
+        if is_over and view is not None and view.is_lost and view.last_worker == message.sender:
+            self.close(view, message.state, view.term.began + message.age, message.reason)
 
     def take_held(self, message: LeaseState, worker: RegisteredWorker) -> None:
         """Take note of a lease that a worker holds: a new one, one that it holds again, or one that changed."""
@@ -200,14 +224,14 @@ class FleetLeases:
         view, wish = self.views.get(name), self.wishes.get(name)
         if view is None:
             view = self.see(message, worker)
-        if message.moves < view.moves:
+        if not view.yields_to(message, worker.hello.name):
             # It said so before it heard that another one has it.
-            self.let_go(view, message.sender, view.moves)
+            self.let_go(view, message.sender, view.moves + (message.moves == view.moves))
             return
         if view.worker != message.sender:
             if view.worker is not None:
                 self.let_go(view, view.worker, message.moves + (message.moves == view.moves))
-            if view.worker is not None and (view.proxy != self.incarnation or message.moves == view.moves):
+            if view.worker is not None and (view.proxy != self.incarnation or wish is not None):
                 # Another attempt of its request has it: what the first worker held was nobody's. Or another proxy had
                 # it moved, and the new worker says when it began. It may not have heard how long this one granted it.
                 view.term = LeaseTerm(message.size, now - message.age, max(view.term.seconds, message.seconds))
@@ -266,9 +290,8 @@ class FleetLeases:
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
         about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
-        adapted = view.prompt.adapted
-        prompt = view.prompt.ids, view.prompt.salt, adapted.digest
-        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, adapted.start))
+        prompt, directory, start = view.prompt.fields, view.prompt.directory, view.prompt.adapted.start
+        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, directory, start))
 
     def age(self, view: LeaseView) -> float:
         return max(0.0, self.clock() - view.term.began)
@@ -286,7 +309,8 @@ class FleetLeases:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
         outlives = worker.hello.device == HOST_DEVICE
         for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
-            view.worker, view.lost = None, max(view.term.began, min(self.clock(), worker.contact.last_heard))
+            view.last_worker, view.worker = view.worker, None
+            view.lost = max(view.term.began, min(self.clock(), worker.contact.last_heard))
             view.pin(self.moving(worker) if outlives else None)
             if worker.contact.last:
                 self.close(view, REFUNDED, view.lost, LEFT)

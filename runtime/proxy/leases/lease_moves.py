@@ -97,7 +97,7 @@ class LeaseMoves:
         for key in prefix.keys:
             view = self.leases.ends.get((request.work.group, request.ticket.caller, key))
             if view is not None and route.prefill.found < view.tokens and self.may_follow(view, worker):
-                self.leases.resume(view, worker.hello.sender, view.moves + 1)
+                self.leases.resume(view, worker.hello.sender, view.next_move())
 
     def may_follow(self, view: LeaseView, worker: RegisteredWorker) -> bool:
         """Return whether a worker may take a lease of which it has the blocks: it does the same work as the one that
@@ -139,7 +139,7 @@ class LeaseMoves:
             "tokens": view.tokens,
             "must": True,
             "age": self.leases.age(view),
-            "moves": view.moves + 1,
+            "moves": view.next_move(),
         }
         params = SamplingParams(PULLED_TOKENS if pulls else 0, seed=0, temperature=0.0, ignore_eos=True)
         return LeasedPromptWork(
@@ -160,6 +160,6 @@ class LeaseMoves:
 
 
 def ticket_of(view: LeaseView) -> Ticket:
-    adapted = view.prompt.adapted
-    adapter = ChosenAdapter("", adapted.digest, start=adapted.start) if adapted.digest else None
-    return Ticket("lease", cache_salt=view.prompt.salt, adapter=adapter)
+    prompt, adapted = view.prompt, view.prompt.adapted
+    adapter = ChosenAdapter("", adapted.digest, prompt.directory, start=adapted.start) if adapted.digest else None
+    return Ticket("lease", cache_salt=prompt.salt, adapter=adapter)

@@ -2,7 +2,7 @@
 """The work of a request that is answered with tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, LEASED, PREFILL
@@ -20,40 +20,45 @@ NOTHING_MORE: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True, eq=False)
-class Generation(Work):
-    """A prompt to be continued, by the `further` model of this name, or (None) the first one. `prefix` is what was
-    computed to find it in caches, `parts` what it was made of. With `remote_kv` its KV is kept for a worker of another
-    proxy, or comes from one. A lease on it may be wished for."""
+class PromptWork(Work):
+    """A prompt that may be found in caches, for which `prefix` was computed. A lease on it may be wished for."""
 
-    prefix: PromptPrefix | None = None
-    remote_kv: RemoteKV | None = None
-    parts: PromptParts | None = None
-    wish: LeaseWish | None = None
-    further: str | None = None
+    prefix: PromptPrefix | None = field(default=None, kw_only=True)
+    wish: LeaseWish | None = field(default=None, kw_only=True)
 
     @property
-    def group(self) -> str | None:
-        return self.further
+    def contents(self) -> list[int] | None:
+        """The prompt as the keys of its blocks are made of it; None where nobody can say what stands in it, or no
+        worker would use what it has cached."""
+        return self.prompt
 
     @property
-    def model(self) -> str | None:
-        return self.further
+    def is_moved(self) -> bool:
+        """True if a router of others has its KV moved."""
+        return False
 
-    def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
-        kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
-        made = submits(request, sender, secret, deadline, kv_fields)
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """The content of its prompt beside ids, as a receipt states it. Ask where `contents` are known."""
+        return NOTHING_MORE
+
+    def as_begun(self, begun: "Generation", stated: Mapping[str, Any]) -> "PromptWork":
+        """Return the work with which a proxy goes on with what was `begun`, of which this was read again, and in whose
+        prompt this was `stated`. Raises RequestError for another prompt."""
+        return begun
+
+    def wished(self, request: Request, messages: Sequence[Submit]) -> Sequence[Submit]:
+        """Return messages that start an attempt with the lease that is asked for, if one is."""
         if self.wish is None or not self.wish.asks:
-            return made
-        lease = dict(self.wish.told())
-        return [message if message.phase == DECODE else replace(message, lease=lease) for message in made]
+            return messages
+        # Of two attempts that are granted it, the later one has it.
+        lease = {**self.wish.told(), "moves": request.attempts.number}
+        return [message if message.phase == DECODE else replace(message, lease=lease) for message in messages]
 
     @property
     def alone(self) -> Sequence[str] | None:
-        """One role where another router chooses the other worker; those that hold leases for a prompt without an
-        answer."""
-        if self.wish is not None and self.wish.must:
-            return LEASING_ROLES
-        return None if self.remote_kv is None else (self.remote_kv.role,)
+        """The roles that hold leases for a prompt without an answer."""
+        return LEASING_ROLES if self.wish is not None and self.wish.must else None
 
     def suits(self, worker: str) -> bool:
         return self.wish is None or not self.wish.must or self.wish.has_room(worker)
@@ -80,6 +85,48 @@ class Generation(Work):
             return 0, 0
         return max(0, self.wish.made - cached_tokens), self.wish.seconds
 
+    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
+        # All of a prompt is computed whose logprobs are wanted.
+        if not self.prompt or self.params.prompt_logprobs is not None:
+            return None
+        if self.prefix is None or self.prefix.block_size != block_size:
+            contents = self.contents
+            if contents is None:
+                return None
+            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
+        return self.prefix
+
+
+@dataclass(slots=True, eq=False)
+class Generation(PromptWork):
+    """A prompt to be continued, by the `further` model of this name, or (None) the first one. `parts` are what it was
+    made of. With `remote_kv` its KV is kept for a worker of another proxy, or comes from one."""
+
+    remote_kv: RemoteKV | None = None
+    parts: PromptParts | None = None
+    further: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        return self.further
+
+    @property
+    def model(self) -> str | None:
+        return self.further
+
+    @property
+    def is_moved(self) -> bool:
+        return self.remote_kv is not None
+
+    def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
+        kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
+        return self.wished(request, submits(request, sender, secret, deadline, kv_fields))
+
+    @property
+    def alone(self) -> Sequence[str] | None:
+        """One role where another router chooses the other worker."""
+        return super(Generation, self).alone if self.remote_kv is None else (self.remote_kv.role,)
+
     @property
     def may_pause(self) -> bool:
         return self.remote_kv is None
@@ -87,14 +134,6 @@ class Generation(Work):
     def load(self, request: Request) -> int:
         """Return the prompt tokens that keep a worker busy: none where their KV comes from elsewhere."""
         return 0 if self.remote_kv is not None and self.remote_kv.claims(request) else len(self.prompt)
-
-    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
-        # All of a prompt is computed whose logprobs are wanted.
-        if not self.prompt or self.params.prompt_logprobs is not None:
-            return None
-        if self.prefix is None or self.prefix.block_size != block_size:
-            self.prefix = PromptPrefix(self.prompt, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
-        return self.prefix
 
     def told(self, request: Request) -> dict[str, Any] | None:
         return None if self.remote_kv is None else self.remote_kv.told(request)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.in_flight import FAILED, LEFT, InFlight
+from pontil.runtime.proxy.requests.generation import PromptWork
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
@@ -96,12 +97,9 @@ class ResumableStreams:
     async def claim(self, name: str, ticket: Ticket) -> StreamRecord | StreamJournal:
         """Claim a stream for a new reader: its record, or its journal where this proxy still has it. Raises
         RequestError: 404 if this caller has no such stream, 409 while it has another reader."""
-        records = self.records
-        if records is None or not NAME.fullmatch(name):
-            raise RequestError(GONE, status=404, code="stream_not_found")
-        deadline = self.clock() + LET_GO_WITHIN
+        records, deadline = self.records, self.clock() + LET_GO_WITHIN
         try:
-            if records.about(name).get("caller") != ticket.caller:
+            if records is None or not NAME.fullmatch(name) or records.about(name).get("caller") != ticket.caller:
                 raise KeyError(name)
             while True:
                 journal = self.journals.get(name)
@@ -157,9 +155,11 @@ class ResumableStreams:
         reader: ReplyReader,
         ticket: Ticket,
         retold: Sequence[RetoldText] = (),
+        again: PromptWork | None = None,
     ) -> Stream:
-        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket.
-        Raises Unavailable where that cannot be recorded, and for one that was left to other proxies meanwhile."""
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket, whose
+        work was read `again`. Raises Unavailable where that cannot be recorded, and for one that was left to other
+        proxies meanwhile."""
         if isinstance(claimed, StreamJournal):
             if claimed.request.mailbox.end is None and self.journals.get(claimed.name) is not claimed:
                 raise Unavailable("this proxy ends: ask another one for the rest")
@@ -170,8 +170,8 @@ class ResumableStreams:
         self.hold(claimed)
         try:
             books = None if has_ended and not claimed.is_unsettled else self.books.ledger
-            tokenizer = self.tokenizer_of(claimed.head.get("model"))
-            request = restored(claimed.lines, tokenizer, books, self.clock(), retold, ticket)
+            about_it = claimed.lines, self.tokenizer_of(claimed.head.get("model")), books, self.clock(), retold, ticket
+            request = restored(*about_it, None if has_ended else again)
         except RequestError:
             claimed.end()
             raise

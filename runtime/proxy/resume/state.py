@@ -15,12 +15,15 @@ from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.admission.in_flight import FAILED, LEFT
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import Choice, Delta, Ended, Finished
-from pontil.runtime.proxy.requests.generation import Generation
-from pontil.runtime.proxy.requests.request import NO_TICKET, Request
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork
+from pontil.runtime.proxy.requests.request import NO_TICKET, Request, Work
 from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Ticket
 from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+# The part of a record's head about what stands in the prompt beside ids.
+STATED = "stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,15 @@ class RecordedEnd:
     owner: str
 
 
+def stated_by(work: Work) -> dict[str, Any]:
+    """Return what stands in a work's prompt beside ids; nothing for one that has none."""
+    return dict(work.stated) if isinstance(work, PromptWork) else {}
+
+
 def head_of(request: Request) -> dict[str, Any]:
     """Return the part of a request that never changes."""
     return {
+        STATED: stated_by(request.work),
         "request": request.id,
         "prompt": request.prompt,
         "params": request.params.to_wire(),
@@ -136,17 +145,19 @@ def restored(
     now: float,
     retold: Sequence[RetoldText] = (),
     ticket: Ticket = NO_TICKET,
+    again: PromptWork | None = None,
 ) -> Request:
     """Make the request of a record's lines. With a `ledger` its entry is opened there, with the shares of a time when
     the request was this proxy's before. Its mailbox has all of the answer so far, of whose texts those `retold` are
-    begun; without a tokenizer the ids alone. `ticket` is its new reader's. Raises
-    RequestError for lines that are none."""
+    begun; without a tokenizer the ids alone. `ticket` is its new reader's, and `again` the work that was read from the
+    body again, if it is to be computed on. Raises RequestError for lines that are none."""
     head, states = lines[0], lines[1:]
     before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
     try:
+        begun = Generation(head["prompt"], SamplingParams.from_wire(head["params"]), further=head.get("model"))
         request = Request.start(
             head["request"],
-            Generation(head["prompt"], SamplingParams.from_wire(head["params"]), further=head.get("model")),
+            begun if again is None else again.as_begun(begun, head.get(STATED, {})),
             tokenizer,
             now,
             replace(

@@ -15,7 +15,7 @@ MEDIA = "media"
 # The options with the place of the first row of each and the digest of its bytes, and with the encoder that makes the
 # rows, where all workers that may make them are alike.
 NAMES, ENCODER = "media_names", "media_encoder"
-DIGEST_BYTES = 16
+DIGEST_BYTES = 32
 SOUND, IMAGE = "audio", "image"
 # The most rows of a prompt's media.
 MOST_MEDIA_ROWS = 1 << 14
@@ -99,6 +99,28 @@ def contents_of(prompt: list[int], options: Mapping[str, Any]) -> list[int] | No
     except (TypeError, ValueError):
         raise RequestError("the names of recordings and images are malformed") from None
     return made
+
+
+def stated_media(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the media of a run, and the encoder that made their rows, as the statement of a receipt has them; nothing
+    where there are none. The names of all have to be known."""
+    media = media_of(options)
+    if not media:
+        return {}
+    named, (identity, dtype, kernels) = options[NAMES], options[ENCODER]
+    told = [
+        {"kind": one.kind, "rows": one.rows, "bytes": one.size, "lines": one.lines, "columns": one.columns,
+         "place": place, "digest": digest}
+        for one, (place, digest) in zip(media, named, strict=True)
+    ]  # fmt: skip
+    return {"media": told, "encoder": {"fingerprint": identity, "dtype": dtype, "kernels": kernels}}
+
+
+def options_of(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that name the media of a statement, and their encoder."""
+    told = stated["encoder"]
+    named = [[one["place"], one["digest"]] for one in stated["media"]]
+    return {NAMES: named, ENCODER: [told["fingerprint"], told["dtype"], told["kernels"]]}
 
 
 def name_of(digest: bytes, encoder: Sequence[str]) -> int:

@@ -4,6 +4,7 @@
 import asyncio
 import base64
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -54,6 +55,13 @@ class MediaForms:
         found = {SOUND: self.sound_rows, IMAGE: self.squares}
         return tuple(kind for kind, form in found.items() if form is not None)
 
+    def medium(self, kind: str, found: MediaAnswer, size: int) -> Medium:
+        """Return what was decoded to so many bytes; a recording that is too short to be heard has no rows."""
+        if kind == IMAGE:
+            return Medium(IMAGE, found.lines * found.columns, size, found.lines, found.columns)
+        assert self.sound_rows is not None, "a model with an encoder of sound"
+        return Medium(SOUND, self.sound_rows(size // BYTES_PER_SAMPLE), size)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
@@ -81,18 +89,17 @@ class PromptMedia:
     def expanded(self, ids: Sequence[int]) -> list[int]:
         """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.
         Raises RequestError for a text that has such marks itself."""
-        known, left, made = set(self.marks.values()), list(self.media), list[int]()
-        for token in ids:
-            if token not in known:
-                made.append(token)
-            elif left and self.marks[left[0].kind] == token:
-                made += [token] * left.pop(0).rows
-            else:
-                left = []
-                break
-        if left or [token for token in ids if token in known] != [self.marks[one.kind] for one in self.media]:
+        known = set(self.marks.values())
+        if [token for token in ids if token in known] != [self.marks[one.kind] for one in self.media]:
             says = "messages hold a special token that stands for a recording or an image: leave it out of the text"
             raise RequestError(says, param="messages")
+        return self.beginning(ids)
+
+    def beginning(self, ids: Sequence[int]) -> list[int]:
+        """Return the same of ids with which the prompt begins, whose marks are those of its first media."""
+        known, left, made = set(self.marks.values()), deque(self.media), list[int]()
+        for token in ids:
+            made += [token] * (left.popleft().rows if token in known and left else 1)
         return made
 
 
@@ -146,13 +153,10 @@ class MediaReader:
         if found.refused is not None:
             raise RequestError(f"{place} cannot be read: {found.refused}", param=place, code=code)
         made = await of_base64(text)
-        if kind == IMAGE:
-            return Medium(IMAGE, found.lines * found.columns, len(made), found.lines, found.columns), made
-        assert self.forms.sound_rows is not None, "a model with an encoder of sound"
-        rows = self.forms.sound_rows(len(made) // BYTES_PER_SAMPLE)
-        if not rows:
+        medium = self.forms.medium(kind, found, len(made))
+        if not medium.rows:
             raise RequestError(f"{place} is too short to be heard", param=place, code=code)
-        return Medium(SOUND, rows, len(made)), made
+        return medium, made
 
     def close(self) -> None:
         self.process.end()

@@ -54,7 +54,8 @@ class Conductor:
         self.runs: dict[str, Run] = {}
 
     def begin(self, first: Request, work: StageRun) -> Run:
-        run = self.runs[first.id] = Run(first, work, self.dispatcher.registry.workers)
+        run = Run(first, work, self.dispatcher.registry.workers)
+        self.runs[run.id] = run
         self.show_running()
         return run
 
@@ -178,11 +179,14 @@ class Conductor:
             request.times.waits_since = self.clock()
 
     def ended(self, request: Request, run: Run) -> None:
-        """Take note of the end of a stage's request. The first that fails ends the run."""
+        """Take note of the end of a stage's request. The first that fails ends the run, and so does one that another
+        proxy goes on with."""
         if run.over:
             return
         end = request.mailbox.end
-        if isinstance(end, PontilError):
+        if end is None:
+            self.cancel(run)
+        elif isinstance(end, PontilError):
             self.end(run, end, "error")
         elif run.is_complete:
             self.close(run, Finished(run.first.reasons[0], run.usage, run.first.attempts.route_name))

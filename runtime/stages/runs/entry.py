@@ -60,8 +60,9 @@ def sound_routes(registry: Registry, graph: GraphModel | None) -> list[SoundRout
 
 class RunEntry:
     """The entry of requests through the stages of `graph`: `submit` for an answer in text and audio, `speak` for the
-    audio of a text, `ask` for the text of a recording. Each raises Unavailable, TooManyRequests or RequestError as
-    `Proxy.submit` does, which `door` is. `encode` is the tokenizer's."""
+    audio of a text, `ask` for the text of a recording; the work that `answer` returns is submitted as others are. Each
+    raises Unavailable, TooManyRequests or RequestError as `Proxy.submit` does, which `door` is. `encode` is the
+    tokenizer's."""
 
     def __init__(
         self,
@@ -88,11 +89,9 @@ class RunEntry:
         work = self.run_work(prompt, params, options, media, later_stages(self.graph))
         return self.begin(ticket, work)
 
-    def answer(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any], media: bytes
-    ) -> Stream:
-        """Admit a request for an answer in text to a prompt with media."""
-        return self.admit(ticket, self.run_work(prompt, params, options, media, ()))
+    def answer(self, prompt: list[int], params: SamplingParams, options: Mapping[str, Any], media: bytes) -> StageRun:
+        """Return the work of an answer in text to a prompt with media. Raises Unavailable where nobody encodes them."""
+        return self.run_work(prompt, params, options, media, ())
 
     def run_work(
         self,

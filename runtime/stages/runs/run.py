@@ -9,13 +9,11 @@ from typing import Any, Protocol
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, BrokenAnswer
-from pontil.runtime.proxy.requests.generation import submits
+from pontil.runtime.proxy.requests.generation import Generation, PromptWork, submits
 from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
-from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
-from pontil.runtime.stages.graph.medium import contents_of
+from pontil.runtime.stages.graph.medium import contents_of, options_of, stated_media
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
@@ -78,7 +76,10 @@ class Run:
         self.given = work.given
         # The stages that take part: an edge to any other is as if it were not there.
         self.stages = {work.node.name, *(node.name for node in work.later)}
-        self.workers, self.id, self.secret = workers, first.id, secrets.token_hex(SECRET_BYTES)
+        self.workers, self.secret = workers, secrets.token_hex(SECRET_BYTES)
+        # Another proxy may have begun it, whose run workers may still know.
+        begun = first.attempts.number + 1
+        self.id = f"{first.id}.{begun}" if begun else first.id
         self.requests = {work.node.name: first}
         self.replays: dict[str, Request] = {}
         self.replayed: dict[str, int] = {}
@@ -195,15 +196,14 @@ class RunKeeper(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class StageRun(Work):
+class StageRun(PromptWork):
     """A stage's work: for a `run`, which its `keeper` begins with the first stage's request and the stages whose
     requests come `later`, to some of which bytes are `given`; or (without) a question to a node by itself, of the bytes
     in `data`. No tokens count for a question, as nothing of it is billed.
 
     `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
-    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids. `prefix` is
-    what was computed to find its prompt in caches.
+    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids.
     """
 
     graph: GraphModel
@@ -219,7 +219,6 @@ class StageRun(Work):
     text: bytearray = field(default_factory=bytearray)
     answer: tuple[int, ...] | None = None
     positions: int | None = None
-    prefix: PromptPrefix | None = None
 
     @property
     def group(self) -> str | None:
@@ -249,7 +248,7 @@ class StageRun(Work):
     @property
     def alone(self) -> Sequence[str] | None:
         """Any worker where there is nothing to hand over."""
-        return () if self.is_for_items else None
+        return () if self.is_for_items else super(StageRun, self).alone
 
     @property
     def makes_tokens(self) -> bool:
@@ -276,17 +275,20 @@ class StageRun(Work):
         """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
         return 0 if self.part is WorkPart.JOINED else len(self.prompt)
 
-    def prefix_keys(self, block_size: int, ticket: Ticket) -> PromptPrefix | None:
-        """Return the keys of the first stage's prompt. Where another stage reads its states, all of it is computed."""
+    @property
+    def contents(self) -> list[int] | None:
+        """Those of the first stage's prompt. Where another stage reads its states, all of it is computed."""
         is_read = self.run is not None and any(edge.endswith("/states") for edge in self.run.outputs(self.node.name))
-        if self.node.name != self.graph.first or not self.prompt or is_read or self.params.prompt_logprobs is not None:
-            return None
-        if self.prefix is None or self.prefix.block_size != block_size:
-            contents = contents_of(self.prompt, self.options)
-            if contents is None:
-                return None
-            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
-        return self.prefix
+        return None if self.node.name != self.graph.first or is_read else contents_of(self.prompt, self.options)
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        return stated_media(self.options)
+
+    def as_begun(self, begun: Generation, stated: Mapping[str, Any]) -> "StageRun":
+        """Return the run of the prompt that was begun, encoded as it was then."""
+        options = {**self.options, **(options_of(stated) if stated else {})}
+        return replace(self, prompt=begun.prompt, params=begun.params, options=options, prefix=None, wish=None)
 
     def awaited(self, begun: bool) -> str:
         piece = "token" if self.makes_tokens else "output"
@@ -297,6 +299,7 @@ class StageRun(Work):
         return request.times.waits_since if self.run is None else self.run.waits_since
 
     def opened(self, request: Request) -> None:
+        super(StageRun, self).opened(request)
         if self.run is None and self.keeper is not None:
             self.run = self.keeper.begin(request, self)
 
@@ -305,6 +308,7 @@ class StageRun(Work):
             self.keeper.launched(request, self.run)
 
     def ended(self, request: Request) -> None:
+        super(StageRun, self).ended(request)
         if self.run is not None and self.keeper is not None:
             self.keeper.ended(request, self.run)
 
@@ -342,7 +346,7 @@ class StageRun(Work):
         frames = self.frames if attempt or self.is_for_items else []
         return [
             replace(submit, graph=run.part(self, submit.receiver, submit.phase).to_wire(), frames=frames)
-            for submit in submits(request, sender, secret, deadline)
+            for submit in self.wished(request, submits(request, sender, secret, deadline))
         ]
 
     def wrong_output(self, frame: NodeOutput) -> str | None:

@@ -65,7 +65,8 @@ def open_context(
 
 class BaseSocket(ABC):
     """Base of client and server sockets. `malformed` counts dropped frames, `full` and `unreachable` sends that
-    returned False. One that `is_stalled` reads and sends nothing."""
+    returned False. One that `is_stalled` reads and sends nothing. The last `receive_all` left some if it
+    `may_have_more`."""
 
     def __init__(self, context: Context, kind: int, endpoint: str) -> None:
         self.context, self.kind, self.endpoint = context, kind, endpoint
@@ -73,7 +74,7 @@ class BaseSocket(ABC):
         self.speaks_ipv6 = is_ipv6(endpoint)
         self.zmq_socket = self.make_socket()
         self.poller: Poller | None = None
-        self.is_stalled = False
+        self.is_stalled = self.may_have_more = False
         self.malformed = 0
         self.full = 0
         self.unreachable = 0
@@ -93,18 +94,23 @@ class BaseSocket(ABC):
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
         call. In a turn of its poller, those that arrived since it began stay for the next turn."""
         messages: list[Message] = []
+        self.may_have_more = False
         if self.is_stalled or (self.poller is not None and not self.poller.may_show(self.zmq_socket)):
             return messages
-        for _ in range(limit):
+        for place in range(limit):
             try:
                 parts = self.zmq_socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return messages
             try:
                 messages.append(self.unpack(parts))
             except MalformedFrame as error:
                 self.malformed += 1
                 LOG.debug("dropped a frame of %s bytes: %s", [len(part) for part in parts], error)
+            # Mostly one has come, and to ask costs less than to be told by an exception.
+            if not place and not self.readable:
+                return messages
+        self.may_have_more = True
         return messages
 
     @abstractmethod
@@ -277,7 +283,7 @@ class ControlServer(ServerSocket):
             self.again.cancel()
             self.again = None
         messages = self.receive_all()
-        if self.readable:
+        if self.may_have_more:
             self.look_again()
         if messages and self.deliver is not None:
             self.deliver(messages)
@@ -304,6 +310,8 @@ class Poller:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poller.register(self.wakeup, zmq.POLLIN)
         self.ready: set[Any] | None = None
+        # True in a turn at whose beginning nothing was readable: then no socket has to be asked.
+        self.is_quiet = False
 
     def register(self, socket: BaseSocket) -> None:
         socket.poller = self
@@ -340,9 +348,10 @@ class Poller:
         """Wait, and ask until `end_turn` only what was readable then: asking each socket of a worker for nothing takes
         longer than a wait for all."""
         self.ready = self.found(timeout)
+        self.is_quiet = not self.ready
 
     def end_turn(self) -> None:
-        self.ready = None
+        self.ready, self.is_quiet = None, False
 
     def may_show(self, source: Any) -> bool:
         """Return whether a zmq socket or a descriptor may be readable, as far as the turn knows."""

@@ -93,20 +93,21 @@ class WireLink:
             self.dealer.connected(self)
 
     def carry(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        sender.acts(self.world.now(), lambda: self.leave(way, parts, sender))
+        sender.acts(self.world.now(), partial(self.leave, way, parts, sender))
 
     def leave(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        self.on_way[way].append((parts, sender, self.world.now()))
+        now = self.world.now()
+        self.on_way[way].append((parts, sender, now))
         if self.silent_since[way] is None:
-            self.send_one(way)
+            self.send_one(way, now)
         else:
             self.held[way] += 1
 
-    def send_one(self, way: int) -> None:
+    def send_one(self, way: int, now: float) -> None:
         chance = self.network.chance
         delay = LATENCY + (chance.expovariate(1 / self.network.jitter) if chance.random() < JITTERY else 0.0)
-        when = max(self.world.now() + delay, self.arrivals[way] + 1e-7)
-        self.arrivals[way] = when
+        when, before = now + delay, self.arrivals[way] + 1e-7
+        when = self.arrivals[way] = when if when > before else before
         self.world.at(when, self.arrive, way)
         self.messages_left -= 1
         if self.messages_left < 0:
@@ -136,7 +137,7 @@ class WireLink:
         held, self.held[way], self.silent_since[way] = self.held[way], 0, None
         for _ in range(held):
             if self.open or self.kept[way]:
-                self.send_one(way)
+                self.send_one(way, self.world.now())
         if not self.open:
             self.tell(way, (self.arrivals[way] if self.kept[way] else self.world.time) + LATENCY)
 
@@ -273,10 +274,15 @@ class WirePoller:
 
     def ready(self) -> list[tuple[Any, int]]:
         """Return what has come."""
-        counts = HERE.world.wakeups
-        ready: list[tuple[Any, int]] = [(one, READABLE) for one in self.sockets if one.inbox]
-        ready += [(one, READABLE) for one in self.wakeups if counts[one]]
-        readable = HERE.world.readable
+        counts, readable = HERE.world.wakeups, HERE.world.readable
+        ready = list[tuple[Any, int]]()
+        # Of these there is one in each process, and nearly always nothing has come: no comprehensions.
+        for one in self.sockets:
+            if one.inbox:
+                ready.append((one, READABLE))
+        for one in self.wakeups:
+            if counts[one]:
+                ready.append((one, READABLE))
         for one in self.pipes if readable else ():
             if one in readable:
                 if is_readable(one):

@@ -62,7 +62,10 @@ class WorldProcess(ABC):
     def notify(self) -> None:
         """Have it take a turn as soon as it can."""
         now = self.world.now()
-        self.wake_at(now if now > self.busy_until else self.busy_until)
+        when = now if now > self.busy_until else self.busy_until
+        # As `wake_at` begins: a process that is awake already is told of most messages.
+        if self.due is None or when < self.due:
+            self.wake_at(when)
 
     def wake_at(self, when: float) -> None:
         if self.ends is None and (self.due is None or when < self.due):

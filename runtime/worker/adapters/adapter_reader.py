@@ -112,6 +112,7 @@ def put_adapters(adapters: ModelAdapters, config: WorkerConfig, ranks: Communica
             one.is_loaded = False
         made.put(known.by_digest[digest].used.number)
         known.load(digest, nbytes)
+    known.of_launch = frozenset(known.by_digest)
     return known
 
 

@@ -7,7 +7,7 @@ a limit: adapters that were used longest ago leave it, and are read again when o
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
@@ -26,14 +26,18 @@ class AdapterChecks:
     loaded: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
 
+    def forget(self, digest: str) -> None:
+        self.loaded.discard(digest)
+        self.failed.pop(digest, None)
+
 
 class AdapterLoads:
     """Adapters in memory, and the requests that wait for theirs, in order. `submit` a request; `poll` returns those
     that may start. Requests that fail are put into `failed` with the reason and an HTTP status. `in_use` returns the
-    digests of the requests that have started."""
+    digests of the requests that have started. `left` is called with the digest of an adapter that leaves memory."""
 
-    def __init__(self, known: KnownAdapters, parts: AdapterParts) -> None:
-        self.known, self.parts = known, parts
+    def __init__(self, known: KnownAdapters, parts: AdapterParts, left: Callable[[str], None]) -> None:
+        self.known, self.parts, self.left = known, parts, left
         self.waiting: deque[WorkerRequest] = deque()
         self.failed: list[tuple[WorkerRequest, str, int]] = []
         self.checks = AdapterChecks({digest for digest, one in known.by_digest.items() if one.is_loaded})
@@ -76,10 +80,11 @@ class AdapterLoads:
     def poll(self, in_use: Callable[[], Iterable[str]]) -> list[WorkerRequest]:
         """Take what was read. Return the requests whose adapters are in memory now, in order: none before one that
         waits for room, or room would never come."""
-        for read in self.parts.take():
+        # Most workers never read one.
+        for read in self.parts.take() if self.parts.last else ():
             self.take(read)
         started: list[WorkerRequest] = []
-        for digest in [digest for digest in self.ready if not self.is_awaited(digest)]:
+        for digest in [digest for digest in self.ready if not self.is_awaited(digest)] if self.ready else ():
             # Nobody asks for it yet: it takes nobody's room.
             if self.known.memory is not None and self.known.nbytes + self.ready[digest].nbytes > self.known.memory:
                 self.parts.drop(self.ready.pop(digest))
@@ -141,18 +146,29 @@ class AdapterLoads:
         self.changed = True
 
     def leave(self, digest: str) -> None:
+        """Have the model compute no more with an adapter, and free its memory. No step runs now."""
         one = self.known.by_digest[digest]
         self.parts.remove(one.used.number)
+        self.left(digest)
         one.is_loaded, self.changed = False, True
 
-    def retire(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Free the memory of adapters that have no name any more, once nobody uses them."""
-        if not self.known.has_retired:
+    def retire(self, asked: Callable[[], Container[str]]) -> None:
+        """Free the memory of adapters that have no name any more, and forget them, once no request has `asked` for
+        them: who comes with one later says where its files are."""
+        if not (nameless := self.known.nameless):
             return
-        awaited = {request.submit.adapter for request in self.waiting}
-        for one in self.known.retired({*in_use(), *awaited}):
-            self.parts.remove(one.used.number)
-            one.is_loaded, self.changed = False, True
+        digests = asked()
+        for one in [one for one in nameless if one.used.digest not in digests]:
+            if one.is_loaded:
+                self.leave(one.used.digest)
+            self.forget(one.used.digest)
+
+    def forget(self, digest: str) -> None:
+        """Know nothing more of an adapter that is not in memory, nor that it was loaded once: its files may change."""
+        if (read := self.ready.pop(digest, None)) is not None:
+            self.parts.drop(read)
+        self.checks.forget(digest)
+        self.known.forget(digest)
 
     @property
     def memory(self) -> list[str]:

@@ -8,6 +8,7 @@ The KV receiver decides by its state table how a transfer ends; this side carrie
 import logging
 import time
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -72,11 +73,13 @@ class DecodeSide:
     """The requests that this worker decodes and the transfers of their KV. Requests that fail here are put into
     `failed` with the reason, and the worker tells the proxy; those that are over are put into `over`. Those
     `going_on` here have so many choices left: others ended where the prompt was computed. The requests
-    `waiting` for room are also in the scheduler's queue, which decides their order."""
+    `waiting` for room are also in the scheduler's queue, which decides their order. One that is to be computed here
+    after all is if it `may_compute`, and else when the worker says so."""
 
     sockets: WorkerSockets
     machine: WorkerResources
     transfers: BlockTransfers
+    may_compute: Callable[[WorkerRequest], bool] = lambda request: True
     kv_receiver: KVReceiver = field(init=False)
     peers: PeerConnections = field(init=False)
     waiting: list[WorkerRequest] = field(default_factory=list)
@@ -100,7 +103,6 @@ class DecodeSide:
         reason = self.objection(request, peer, endpoint) if request.claims else None
         reason = reason or self.peers.open(peer, endpoint, now)
         if reason and request.claims:
-            self.machine.engine.add(request.sequence)
             self.give_up(request, reason)
             return
         if reason:
@@ -129,8 +131,17 @@ class DecodeSide:
         logger.warning("a kept prompt cannot be had (%s): it is computed here", reason, extra=about(request.submit))
         self.counts.failed += 1
         request.pulled = PullOutcome(0, 0.0, reason)
+        self.compute_here(request)
+
+    def compute_here(self, request: WorkerRequest, handoff: Handoff | None = None, arrived: int = 0) -> None:
+        """Have a request computed here, behind the `handoff` that was checked, if there is one, with what `arrived` of
+        its KV. It waits for its adapter as one that has just come does, and holds nothing meanwhile."""
+        sequence, claims = request.sequence, request.claims
+        request.handed = None if handoff is None or claims else known_of(handoff, request)
         request.submit = replace(request.submit, phase="whole", transfer_id=None, transfer_secret=None, peer=None)
-        self.machine.engine.compute_here(request.sequence, None)
+        self.machine.engine.take_back(sequence, 0 if handoff is None else len(sequence.prompt), arrived)
+        if self.may_compute(request):
+            self.machine.engine.add(sequence, request.known)
 
     def admit(self) -> None:
         """Let the scheduler admit waiting requests in its order, and fail those whose peer has failed."""
@@ -176,6 +187,10 @@ class DecodeSide:
                 prompt_digest(request.sequence.prompt, request.sequence.prefix.adapted) if request.claims else None,
             ),
         )
+
+    def awaits_peer(self, request: WorkerRequest) -> bool:
+        """Return whether a request waits for what another worker computes."""
+        return str(request.submit.transfer_id) in self.parked or request in self.waiting
 
     def take(self, message: Message, now: float) -> None:
         """Handle a message from a prefill worker. Ignore one that is not about an open transfer with that worker."""
@@ -229,8 +244,11 @@ class DecodeSide:
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
         self.going_on.append((request, len(handoff.choices)))
         resume_rows(sequence, handoff)
-        known = None if request.claims else known_of(handoff, request, self.hidden_of(handoff))
-        self.machine.engine.promote(sequence, handoff.computed, known)
+        if self.machine.adapters.has_in_memory(request.submit.adapter):
+            known = None if request.claims else known_of(handoff, request, self.hidden_of(handoff))
+            self.machine.engine.promote(sequence, handoff.computed, known)
+        else:
+            self.compute_here(request, handoff, handoff.computed)
         self.counts.complete += 1
         self.counts.bytes += transfer.bytes
 
@@ -257,7 +275,7 @@ class DecodeSide:
             request.sequence.history.admitted_elsewhere(transfer.handoff.cached_tokens)
             self.going_on.append((request, len(transfer.handoff.choices)))
             resume_rows(request.sequence, transfer.handoff)
-            self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))
+            self.compute_here(request, transfer.handoff)
         else:
             self.machine.engine.end(request.key, FinishReason.ERROR)
             self.failed.append((request, f"the handoff failed: {transfer.error}"))

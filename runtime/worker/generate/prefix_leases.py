@@ -13,7 +13,7 @@ from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME, SETTLED
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -62,7 +62,8 @@ class AskedLease:
 @dataclass(slots=True)
 class PrefixLeases:
     """The leases of one worker, and the `reporters` of all prefixes that it has. `asked` has the leases that prompts
-    wait for which are being computed, by request. Those that are `owed` ended while no proxy billed them."""
+    wait for which are being computed, by request. Those that are `owed` ended while the proxy that bills them was cut
+    off, or gone."""
 
     reporters: PrefixReporters
     incarnation: str
@@ -96,8 +97,8 @@ class PrefixLeases:
             return
         wish = AskedLease.of(request)
         try:
-            if not self.machine.scheduler.prefix.enabled or request.sequence.streams.media is not None:
-                raise LeaseRefused("what is found by its tokens alone can be leased: no images, and no recordings")
+            if not self.machine.scheduler.prefix.enabled or request.sequence.prefix.salt != request.submit.cache_salt:
+                raise LeaseRefused("no other request finds this prompt, so that it is not leased")
             self.book.promise(wish.id, wish.owner, self.blocks(wish))
         except LeaseRefused as error:
             if wish.must:
@@ -117,9 +118,17 @@ class PrefixLeases:
                 request, wish = self.asked.pop(output.sequence.id)
                 keys = tuple(self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)])
                 began = now if wish.age is None else request.arrived - wish.age
-                tokens = request.submit.prompt[: len(keys) * self.book.block_size]
-                prompt = LeasedPrompt.of(tokens, request.submit.cache_salt, request.sequence.prefix.adapted)
-                self.grant(wish, request.proxy, keys, LeaseTerm(self.size(keys), began, wish.seconds), now, prompt)
+                term = LeaseTerm(self.size(keys), began, wish.seconds)
+                self.grant(wish, request.proxy, keys, term, now, self.prompt_of(request, len(keys)))
+
+    def prompt_of(self, request: WorkerRequest, blocks: int) -> LeasedPrompt:
+        """Return the beginning of a prompt, from which another worker can compute so many blocks; an unknown one where
+        they are made of more than ids."""
+        submit, prefix = request.submit, request.sequence.prefix
+        tokens = submit.prompt[: blocks * self.book.block_size]
+        if (prefix.contents or tokens)[: len(tokens)] != tokens:
+            return UNKNOWN_PROMPT
+        return LeasedPrompt.of(tokens, submit.cache_salt, prefix.adapted, submit.adapter_directory)
 
     def size(self, keys: Sequence[Key]) -> int:
         return len(keys) * self.book.block_bytes
@@ -152,7 +161,7 @@ class PrefixLeases:
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
         elif order.action == REFUND:
-            self.book.refund(order.lease_id, DRAINS, now)
+            self.book.refund(order.lease_id, DRAINS if self.is_draining else SETTLED, now)
         elif order.action == LET_GO:
             held = self.book.leases.get(order.lease_id)
             if held is not None and held.moves < order.moves:
@@ -164,13 +173,14 @@ class PrefixLeases:
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
                 adapted = Adaptation(order.adapter, max(0, order.adapter_start))
-                prompt = LeasedPrompt(order.prompt, order.salt, adapted)
+                prompt = LeasedPrompt(order.prompt, order.salt, adapted, order.adapter_directory)
                 prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
     def tick(self, requests: Container[str], now: float) -> None:
         """End what is over, and what is lost."""
-        self.book.expire(now)
+        if self.book.ends:
+            self.book.expire(now)
         self.book.settle(now)
         for key in [key for key in self.asked if key not in requests] if self.asked else ():
             _, wish = self.asked.pop(key)
@@ -184,8 +194,12 @@ class PrefixLeases:
 
     def give_up(self, now: float) -> None:
         """Refund the leases of a worker that drains, and whose time for that is over."""
-        if self.book.leases and self.links.links and self.links.links[0].hello.draining:
+        if self.book.leases and self.is_draining:
             self.book.refund_all(DRAINS, now)
+
+    @property
+    def is_draining(self) -> bool:
+        return bool(self.links.links) and self.links.links[0].hello.draining
 
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""
@@ -196,19 +210,24 @@ class PrefixLeases:
             registration = link.registration
             if registration is None or link.proxy is None or not link.takes_leases:
                 continue
-            if self.told.get(place) != registration:
-                self.told[place] = registration
-                self.tell_all(link, now)
-            else:
+            if self.has_told(place, link):
                 for lease in changed:
                     link.send(self.state_of(lease, link.proxy, now, new=not lease.told))
+            else:
+                self.told[place] = registration
+                self.tell_all(link, now)
         for lease in changed:
             lease.told = True
 
+    def has_told(self, place: int, link: ProxyLink) -> bool:
+        """Return whether the proxy of this link was told all leases since it has registered this worker."""
+        return link.registration is not None and self.told.get(place) == link.registration
+
     def owe(self, changed: Iterable[PrefixLease]) -> None:
-        """Remember the leases that ended and whose proxy is not there to hear of it."""
+        """Remember the leases that ended and whose proxy does not hear of it now."""
+        hearing = {link.proxy for place, link in enumerate(self.links.links) if self.has_told(place, link)}
         for lease in changed:
-            if lease.id not in self.book.leases and lease.proxy not in self.proxies:
+            if lease.id not in self.book.leases and lease.proxy not in hearing:
                 self.owed[lease.id] = lease
         while len(self.owed) > MOST_OWED:
             del self.owed[next(iter(self.owed))]
@@ -219,11 +238,14 @@ class PrefixLeases:
         return {proxy for proxy, _ in self.told.values()}
 
     def tell_all(self, link: ProxyLink, now: float) -> None:
-        """Tell a proxy that has just registered this worker of all leases. It bills those whose proxy is gone."""
-        leases = [*self.owed.values(), *self.book.leases.values()]
-        self.owed.clear()
-        for lease in leases:
-            if lease.proxy not in self.proxies and link.proxy is not None:
+        """Tell a proxy that has just registered this worker of all leases, those among them that it was owed. It bills
+        those whose proxy is gone."""
+        proxies = self.proxies
+        owed = [lease for lease in self.owed.values() if lease.proxy == link.proxy or lease.proxy not in proxies]
+        for lease in owed:
+            del self.owed[lease.id]
+        for lease in [*owed, *self.book.leases.values()]:
+            if lease.proxy not in proxies and link.proxy is not None:
                 lease.proxy = link.proxy
             link.send(self.state_of(lease, link.proxy or "", now, new=True))
         link.send(LeasesTold(self.incarnation, link.proxy or "", list(self.book.leases)))
@@ -233,9 +255,8 @@ class PrefixLeases:
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        adapted, prompt_fields = prompt.adapted, (prompt.ids, prompt.salt, prompt.adapted.digest, lease.moves)
-        age = max(0.0, until - term.began)
-        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *prompt_fields, adapted.start)
+        age, shared = max(0.0, until - term.began), (*prompt.fields, lease.moves, prompt.directory)
+        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *shared, prompt.adapted.start)
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

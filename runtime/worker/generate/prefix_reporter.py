@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from pontil.runtime.cache.prefix import PrefixIndex
+from pontil.runtime.cache.prefix import NOTHING_BELOW, PrefixIndex
 from pontil.runtime.cache.prefix_journal import PrefixJournal
 from pontil.runtime.wire.messages import PrefixDelta
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -67,6 +67,7 @@ class PrefixReporters:
                 reporter.begin()
 
     def tell(self) -> None:
-        self.index.catch_up()
+        if self.index.below is not NOTHING_BELOW:
+            self.index.catch_up()
         for reporter in self.reporters:
             reporter.tell()

@@ -4,7 +4,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from pontil.runtime.command_pipe import CommandPipe
@@ -42,6 +42,7 @@ logger = logging.getLogger("pontil.worker")
 # Seconds until a peer that takes no messages is tried again, and a step when every block is promised to another
 # sequence.
 CONGESTION_PAUSE = STALL_PAUSE = 0.005
+BUSY = Outlook(True, False, 0.0)
 TOO_LATE = Failure("no worker had room for the request before its deadline", 503, late=True)
 # Seconds from one check of the prompts to the next.
 LOOK_EVERY = 0.5
@@ -133,7 +134,7 @@ class Worker(Workload):
         self.adapters = WorkerAdapters(
             sockets.incarnation, link, open_loads(sockets, machine), config.adapter_directory
         )
-        self.prefill.may_compute = self.adapters.loads.submit
+        self.prefill.may_compute = self.decode.may_compute = self.adapters.loads.submit
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
             machine, self.prefill, self.decode, (self.grammars, self.adapters.loads), self.engine_counters,
@@ -175,12 +176,13 @@ class Worker(Workload):
 
     def take_messages(self, now: float) -> None:
         """Handle what peers and followers have sent."""
-        for message in self.peers_in.receive_all():
-            if self.sockets.is_mine(message) and not self.stage.take(message, now):
-                self.prefill.take(message, now)
-        for message in self.decode.peers.receive_all():
-            if self.sockets.is_mine(message):
-                self.decode.take(message, now)
+        if not self.sockets.poller.is_quiet:
+            for message in self.peers_in.receive_all():
+                if self.sockets.is_mine(message) and not self.stage.take(message, now):
+                    self.prefill.take(message, now)
+            for message in self.decode.peers.receive_all():
+                if self.sockets.is_mine(message):
+                    self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
             self.adapters.loads.parts.answered(done)
@@ -204,19 +206,22 @@ class Worker(Workload):
 
     def outlook(self) -> Outlook:
         engine, are_due = self.machine.engine, self.machine.rounds.are_due
-        if engine.has_work and engine.sequences:
+        has_work = engine.has_work
+        if has_work and engine.sequences:
             # In nearly every turn under load.
+            if not (engine.scheduler.stalled or are_due):
+                return BUSY
             return Outlook(True, False, STALL_PAUSE if engine.scheduler.stalled else 0.0, is_awaited=are_due)
         owed = bool(self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs)
         is_idle = not (
             engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
             or self.decode.draining or self.requests
         ) and self.stage.is_idle and self.leases.is_idle  # fmt: skip
-        if engine.has_work:
+        if has_work:
             patience = STALL_PAUSE if engine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
-        return Outlook(engine.has_work, is_idle, patience, is_awaited=are_due)
+        return Outlook(has_work, is_idle, patience, is_awaited=are_due)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()
@@ -254,7 +259,7 @@ class Worker(Workload):
         while self.adapters.loads.failed:
             request, reason, status = self.adapters.loads.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
-        self.adapters.tick(self.used_adapters)
+        self.adapters.tick(self.asked_adapters)
         self.stage.keep_only(self.requests, now)
         self.leases.reporters.tell()
         self.leases.tick(self.requests, now)
@@ -295,12 +300,23 @@ class Worker(Workload):
             self.compute(request, now)
 
     def used_adapters(self) -> set[str]:
-        """Return the digests of the adapters of all requests that do not wait for theirs, or for what comes before."""
-        loads, prefill = self.adapters.loads, self.prefill
-        requests = [one for one in self.requests.values() if one not in loads.waiting and not prefill.awaits_peer(one)]
-        return {one.submit.adapter for one in requests} | {
-            one.prefix.adapter.digest for some in self.machine.engine.sequences.values() for one in some
-        }
+        """Return the digests of the adapters of all requests that do not wait for theirs, or for what comes before.
+        While a prompt that another worker waits for has no room, those that themselves wait for another worker have
+        none in use: else each of two could have in memory what the other waits for."""
+        waiting, prefill, decode = self.adapters.loads.waiting, self.prefill, self.decode
+        idle, gives_room = {one.key for one in waiting}, any(one.hands_over and not one.is_held for one in waiting)
+        for key, one in self.requests.items():
+            if prefill.awaits_peer(one) or gives_room and decode.awaits_peer(one):
+                idle.add(key)
+        return self.asked_adapters(idle)
+
+    def asked_adapters(self, but: Container[str] = ()) -> set[str]:
+        """Return the digests of the adapters of all requests, but for those with these keys."""
+        found = {one.submit.adapter for key, one in self.requests.items() if key not in but}
+        for key, sequences in self.machine.engine.sequences.items():
+            if key not in but:
+                found.update(one.prefix.adapter.digest for one in sequences)
+        return found
 
     def compute(self, request: WorkerRequest, now: float) -> None:
         """Begin to compute a request, for which everything it waited for is here."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapters that come to a worker, and leave it, while it runs, and what proxies are told of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -23,7 +23,8 @@ def loads_adapters(config: WorkerConfig, machine: WorkerResources) -> bool:
 def open_loads(sockets: WorkerSockets, machine: WorkerResources) -> AdapterLoads:
     """Return the adapters in memory of a worker and its other ranks."""
     reader = AdapterReader(machine.model_adapters, sockets.poller.wake, sockets.failures)
-    made = AdapterLoads(machine.adapters, AdapterParts(machine.model_adapters, reader, machine.driver.orders))
+    parts = AdapterParts(machine.model_adapters, reader, machine.driver.orders)
+    made = AdapterLoads(machine.adapters, parts, machine.scheduler.answer_recompute.forget)
     sockets.closing.callback(made.close)
     return made
 
@@ -44,9 +45,9 @@ class WorkerAdapters:
         """Merge what a proxy knows. It is answered also where that is no news."""
         for name in self.book.take(message):
             change = self.book.changes[name]
-            if change.digest and not self.may_read(change.directory):
+            if change.stands_for and not self.may_read(change.directory):
                 self.loads.checks.failed[change.digest] = f"{change.directory} is not in its --adapter-directory"
-            elif change.digest:
+            elif change.stands_for:
                 self.loads.known.learn(name, change.digest, change.directory)
                 self.loads.want(change.digest)
             else:
@@ -67,9 +68,10 @@ class WorkerAdapters:
         path = Path(directory).resolve()
         return any(path.is_relative_to(Path(root).resolve()) for root in self.directories)
 
-    def tick(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Free what is not used any more, and tell each proxy what changed, and a new one everything."""
-        self.loads.retire(in_use)
+    def tick(self, asked: Callable[[], Container[str]]) -> None:
+        """Free what no request asks for any more, and tell each proxy what changed, and a new one everything."""
+        if self.loads.known.by_digest:
+            self.loads.retire(asked)
         changed, self.loads.changed = self.loads.changed, False
         for place, link in enumerate(self.links.links):
             registration = link.registration
@@ -83,6 +85,5 @@ class WorkerAdapters:
         checks, named = self.loads.checks, self.book.named({})
         loaded = {name: digest for name, digest in named.items() if digest in checks.loaded}
         failed = {name: checks.failed[digest] for name, digest in named.items() if digest in checks.failed}
-        changes, digests, directories, invocations = self.book.fields
-        known, found = (changes, digests, directories), (loaded, failed, self.loads.memory)
-        return AdapterState(self.incarnation, proxy, *known, *found, invocations)
+        known, memory = self.book.fields, self.loads.memory
+        return AdapterState(self.incarnation, proxy, **known, loaded=loaded, failed=failed, memory=memory)

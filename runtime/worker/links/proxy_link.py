@@ -166,7 +166,8 @@ class ProxyLink:
         too long, or the connection to it broke."""
         if self.outbox:
             self.flush()
-        self.congested_since = (self.congested_since or now) if self.congested else None
+        # As `congested`, of which nearly every turn says no.
+        self.congested_since = (self.congested_since or now) if self.outbox and self.proxy is not None else None
         late, self.last_tick = now - self.last_tick > LATE, now
         if late:
             self.last_heard = now

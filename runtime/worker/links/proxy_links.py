@@ -234,8 +234,11 @@ class ProxyLinks:
         """Send what is due. Return the proxies that have been silent for too long, or are given up."""
         if self.times.waiting:
             self.times.flush()
-        gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
-        return [proxy for proxy in gone if proxy is not None]
+        gone = list[str]()
+        for link in self.links:
+            if (proxy := link.tick(lambda link=link: load(link), now)) is not None:  # type: ignore[misc]
+                gone.append(proxy)
+        return gone
 
     def hurry(self) -> None:
         """Send the next heartbeats at once."""

@@ -185,8 +185,9 @@ class WorkerLoop:
         now = self.now = time.monotonic()
         if self.commands is not None:
             self.commands.obey(now)
-        for link, message in self.link.receive_all():
-            self.hear(message, now, link)
+        if not self.sockets.poller.is_quiet:
+            for link, message in self.link.receive_all():
+                self.hear(message, now, link)
         self.tick(now)
         self.compute(now)
         if self.assigned_role.is_overdue(self.now):

@@ -64,8 +64,8 @@ NOTHING_PULLED = PullOutcome()
 @dataclass(slots=True, eq=False)
 class WorkerRequest:
     """One attempt at one request. `proxy` is the incarnation that submitted it and gets its results; `arrived` is in
-    seconds of the scheduler's clock. `pulled` is set once a transfer to this worker has ended. A text that follows a
-    grammar ends with one of the `ends`."""
+    seconds of the scheduler's clock. `pulled` is set once a transfer to this worker has ended; it `handed` over what is
+    known where the prompt is computed once more. A text that follows a grammar ends with one of the `ends`."""
 
     proxy: str
     request_id: str
@@ -77,6 +77,7 @@ class WorkerRequest:
     pulled: PullOutcome = NOTHING_PULLED
     ends: frozenset[int] = frozenset()
     times: WorkTimes = field(default_factory=WorkTimes)
+    handed: list[Known] | None = None
 
     def __post_init__(self) -> None:
         self.sequence.history.times = self.times
@@ -124,8 +125,11 @@ class WorkerRequest:
 
     @property
     def known(self) -> list[Known] | None:
-        """Return the tokens that the client has of each choice that continues, if an answer is continued."""
+        """Return the tokens that there are of each choice that continues, if an answer is continued: those that the
+        client has, or another worker sampled."""
         delivered = self.submit.delivered
+        if self.handed is not None:
+            return self.handed
         if not delivered:
             return None
         return [Known(choice, delivered[choice], len(delivered[choice])) for choice in self.sequence.choices]

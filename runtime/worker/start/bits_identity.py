@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def code_identity() -> str:
     for name in CODE:
         root = ROOT / name
         for path, size, _ in files_of([root]):
-            digest.update(f"{Path(path).relative_to(root)} {size}\n".encode())
+            digest.update(f"{os.path.relpath(path, root)} {size}\n".encode())
             digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
@@ -57,7 +58,10 @@ def code_identity() -> str:
 def files_of(folders: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
     """Yield path, size and time of every source file: code may be replaced while a launch runs."""
     for folder in folders:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in (".py", ".cpp", ".h"):
-                status = path.stat()
-                yield str(path), status.st_size, status.st_mtime_ns
+        for place, below, names in os.walk(folder):
+            below.sort()
+            for name in sorted(names):
+                if name.endswith((".py", ".cpp", ".h")):
+                    path = os.path.join(place, name)
+                    status = os.stat(path)
+                    yield path, status.st_size, status.st_mtime_ns

@@ -9,6 +9,7 @@ import rank_calls
 import rank_models
 import torch
 from architectures import VOCAB, hugging_model
+from effort import by_default
 from mixtures import EVEN, MIXTURES
 from rank_models import PromptRun
 from rank_processes import RankProcesses
@@ -21,6 +22,7 @@ from pontil.runtime.models.partition import check_division
 PROMPT = torch.randint(0, VOCAB, (45,), generator=torch.Generator().manual_seed(3)).tolist()
 # A tile of fewer rows than ranks, and shares that differ.
 CUTS = [31, 1, 3, 10]
+SIZES = ((2, torch.float32), (4, torch.bfloat16))
 
 
 @pytest.fixture(scope="module", params=MIXTURES)
@@ -42,7 +44,15 @@ def compare(processes: RankProcesses, ranks: int, run: PromptRun) -> None:
         assert torch.equal(answer[0], logits) and answer[1] == highest
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(2, torch.float32), (4, torch.bfloat16)])
+# By default each family once, both numbers of ranks and both types.
+@pytest.mark.parametrize(
+    ("path", "ranks", "dtype"),
+    by_default(
+        {(name, *SIZES[number % 2]) for number, name in enumerate(MIXTURES)},
+        [(name, *size) for name in MIXTURES for size in SIZES],
+    ),
+    indirect=["path"],
+)
 def test_rows_that_travel_have_the_bits_of_one_process(
     processes: RankProcesses, path: Path, ranks: int, dtype: torch.dtype
 ) -> None:
@@ -61,6 +71,8 @@ def test_a_model_that_speaks(processes: RankProcesses, tmp_path: Path, talker: b
     compare(processes, 2, PromptRun(tmp_path, torch.bfloat16, PROMPT, CUTS, talker, expert_parallel=True))
 
 
+# Rows are sent alike for every family: the others' experts are divided by kernels above.
+@pytest.mark.parametrize("path", by_default({"mixtral", "deepseek_v3"}, MIXTURES), indirect=True)
 def test_torch_sends_the_same(processes: RankProcesses, path: Path, tmp_path: Path) -> None:
     """Without kernels, over gloo."""
     (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)

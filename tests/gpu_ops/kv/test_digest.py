@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pontil.gpu_ops.kv.digest import block_digests, digest_weights
+from pontil.gpu_ops.kv.digest import TOGETHER, block_digests, digest_weights
 
 WORDS = 48
 WEIGHTS = digest_weights(WORDS)
@@ -19,6 +19,17 @@ def test_it_is_a_weighted_sum_modulo_a_power_of_two(blocks: list[bytes]) -> None
     exact = [sum(int(x) * int(w) for x, w in zip(row, weights, strict=True)) for row in pool.view(np.int64)]
     folded = [total % (1 << 63) ^ (total >> 63 & 1) for total in exact]
     assert block_digests(pool, range(len(blocks)), WEIGHTS) == folded
+
+
+@pytest.mark.parametrize("words", [16, TOGETHER, 2 * TOGETHER])
+def test_blocks_have_the_digests_that_they_have_alone(words: int) -> None:
+    """Small ones are digested in one call, with the same sums."""
+    pool, weights = np.random.default_rng(2).integers(0, 256, (5, 8 * words), dtype=np.uint8), digest_weights(words)
+    rows = pool.view(np.int64).reshape(5, len(weights), -1)
+    exact = [sum(int(row.sum()) * int(weight) for row, weight in zip(block, weights, strict=True)) for block in rows]
+    folded = [total % (1 << 63) ^ (total >> 63 & 1) for total in exact]
+    assert block_digests(pool, [4, 0, 3], weights) == [folded[4], folded[0], folded[3]]
+    assert block_digests(pool, (), weights) == []
 
 
 @example(bytes(8 * WORDS), 7, 0x80)

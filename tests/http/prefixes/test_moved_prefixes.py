@@ -104,6 +104,27 @@ def test_a_lease_moves_with_the_start_of_its_adapter(made: ScriptedSite, start: 
     assert (state.adapter, state.adapter_start) == adapted
 
 
+def test_who_takes_a_lease_is_told_where_its_adapter_is(made: ScriptedSite) -> None:
+    """A worker may have begun after the adapter's name was free: it knows the adapter by nothing else."""
+    holder, other, name = two_workers(made)
+    kept, told = holder.leases[name], ("5a" * 32, "/adapters/sql")
+    kept.state = replace(kept.state, adapter=told[0], adapter_directory=told[1])
+    holder.say(holder.now(kept))
+    view = made.proxy.leases.views[name]
+    eventually(lambda: view.prompt.directory == told[1], "the adapter of the lease")
+    holder.drain()
+    eventually(lambda: name in other.leases and name not in holder.leases, "the move")
+    for submit in (holder.submits.get(), other.submits.get()):
+        assert (submit.adapter, submit.adapter_directory) == told
+    state = other.leases[name].state
+    assert (state.adapter, state.adapter_directory) == told
+    # So is the next process of that worker, and whoever moves it on from there.
+    eventually(lambda: view.worker == other.incarnation and view.prompt.directory == told[1], "the lease there")
+    made.proxy.leases.resume(view, other.incarnation, view.moves)
+    eventually(lambda: bool(other.orders), "an order")
+    assert (other.orders[-1].adapter, other.orders[-1].adapter_directory) == told
+
+
 def test_a_lease_stays_with_a_worker_whose_role_changes(made: ScriptedSite) -> None:
     """It keeps its memory, so nothing is moved; requests behind the lease still go there."""
     holder, other, name = two_workers(made)

@@ -67,7 +67,9 @@ def test_cores_are_lent_where_each_is_one_workers() -> None:
     ],
 )
 def test_roles_decide_which_processes_run(flags: dict[str, Any], names: list[str]) -> None:
-    assert [child.name for child in topology(**flags).children] == names
+    made = topology(**flags)
+    assert [child.name for child in made.children] == names
+    assert made.first_number == flags.get("first_number", 0), "those that are added are counted from there too"
 
 
 def test_a_lone_worker_has_the_whole_machine() -> None:

@@ -2,7 +2,7 @@
 """Models that sleep and wake, in a supervisor over processes that exist only here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -96,7 +96,78 @@ def test_a_death_on_the_way_to_sleep_is_sleep(site: VirtualSite) -> None:
 
 def test_no_change_waits_for_one_that_sleeps(site: VirtualSite) -> None:
     counted = {child.name: place_of(child).counts for child in site.supervisor.children}
-    assert counted == {"proxy": True, "mixed": True, "large": False}
+    assert counted == {"proxy": True, "mixed:0": True, "large-mixed:0": False}
+
+
+class ScaleClient:
+    """The one that asked for a change, and what it was told."""
+
+    verdict: str | None = None
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.code: int | None = None
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def end(self, text: str, code: int = 0, **facts: object) -> None:
+        self.lines.append(text)
+        self.code = code
+
+    def beat(self) -> None:
+        return
+
+    def ask(self, workers: Sequence[str]) -> None:
+        raise AssertionError("no change here is gated")
+
+
+def scale(site: VirtualSite, memory: int, **counts: int) -> ScaleClient:
+    """Ask for so many workers of models in so much memory."""
+    site.supervisor.monitors, asked = True, ScaleClient()
+    site.supervisor.recovery.models.memory = memory
+    site.supervisor.rollouts.take(asked, {"command": "scale", "counts": counts})
+    site.turns(1.0)
+    return asked
+
+
+def test_a_worker_is_added_once_other_models_have_left(site: VirtualSite) -> None:
+    _, small, large = site.supervisor.children
+    use(site, [3, 0, 0], [1, 1, 1])
+    end_drained(site, small)
+    serve(site)
+    use(site, [3, 0, 0], [1, 0, 0])
+    site.supervisor.recovery.models.memory = 14
+    use(site, [4, 1, 1], [1, 0, 0])
+    serve(site)
+    use(site, [4, 1, 0], [1, 0, 0])
+    assert site.states == [READY, READY, READY], "13 of 14"
+    asked = scale(site, 14, large=2)
+    assert site.states == [READY, READY, READY, ASLEEP] and asked.code is None and not small.sleeps
+    assert asked.lines == ["large-mixed:1 is starting", "large-mixed:1 waits until other models have left"]
+    site.turns(12.0)
+    assert small.sleeps, "it has had its turn"
+    end_drained(site, small)
+    assert site.states == [READY, ASLEEP, READY, STARTING]
+    serve(site)
+    assert site.states == [READY, ASLEEP, READY, READY] and (asked.code, asked.lines[-1]) == (0, "done")
+    use(site, [5, 1, 1], [1, 0, 0])
+    assert large.sleeps and site.supervisor.children[3].sleeps, "they leave together"
+
+
+def test_a_worker_of_a_model_that_sleeps_comes_with_it(site: VirtualSite) -> None:
+    asked = scale(site, 14, large=2)
+    assert site.states == [READY, READY, ASLEEP, ASLEEP] and asked.code == 0
+    assert asked.lines == ["large-mixed:1 is starting", "large-mixed:1 sleeps, as its model does", "done"]
+    use(site, [3, 0, 0], [1, 1, 1])
+    end_drained(site, site.supervisor.children[1])
+    assert site.states == [READY, ASLEEP, STARTING, STARTING]
+
+
+def test_a_worker_that_never_fits_is_refused(site: VirtualSite) -> None:
+    asked = scale(site, 13, large=2)
+    assert asked.code == 1 and asked.lines[-1].startswith("There is no room for large-mixed:1 in --model-memory")
+    assert site.states == [READY, READY, ASLEEP]
 
 
 def test_reports_that_nobody_means_are_taken_for_none(site: VirtualSite) -> None:

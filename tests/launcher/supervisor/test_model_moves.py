@@ -14,6 +14,7 @@ NOW = 1000.0
 OLD = ModelState("old", AWAKE, 4, 4, used_at=10.0, since=0.0)
 NEW = ModelState("new", AWAKE, 4, 4, used_at=20.0, since=0.0)
 WANTED = ModelState("wanted", ASLEEP, 4, 0, used_at=0.0, since=0.0, asked_at=NOW)
+GROWING = replace(OLD, name="growing", growth=2, grows_at=NOW)
 KEEPER = ModelState("keeper", ASLEEP, 4, 2, used_at=5.0, since=0.0)
 
 
@@ -40,6 +41,15 @@ def named(**moves: list[str]) -> ModelMoves:
         ([replace(OLD, held=9), replace(NEW, held=9)], 16, named(sleep=["old"])),
         ([replace(OLD, held=99)], 16, named()),
         ([replace(OLD, held=0), replace(NEW, busy=True), WANTED], 4, named()),
+        ([GROWING, NEW], 10, ModelMoves(wake=["growing"])),
+        ([GROWING, NEW, KEEPER], 10, named(forget=["keeper"])),
+        ([GROWING, NEW], 9, named(sleep=["new"])),
+        ([GROWING], 5, named()),
+        ([GROWING, replace(NEW, busy=True)], 9, named()),
+        ([replace(GROWING, grows_at=NOW - TURN), replace(NEW, busy=True)], 9, named(sleep=["new"])),
+        ([GROWING, replace(WANTED, asked_at=NOW - 1)], 9, ModelMoves(wake=["wanted"])),
+        ([GROWING, replace(WANTED, asked_at=NOW - 1)], 7, named(sleep=["growing"])),
+        ([replace(GROWING, grows_at=NOW - 2), replace(WANTED, asked_at=NOW - 1)], 9, ModelMoves(wake=["growing"])),
     ],
 )
 def test_moves(models: list[ModelState], memory: int, expected: ModelMoves) -> None:

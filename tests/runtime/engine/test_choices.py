@@ -116,7 +116,8 @@ def test_handed_over_choices_go_on_alike(model: Model, length: int, arrives: boo
         kv_receiver.storage.tensor[taken.blocks] = kv_sender.storage.tensor[blocks]
         kv_receiver.engine.promote(taken, length, firsts)
     else:
-        kv_receiver.engine.compute_here(taken, firsts)
+        kv_receiver.engine.take_back(taken, length)
+        kv_receiver.engine.add(taken, firsts)
     frames = kv_receiver.engine.step() if arrives else []
     assert all((frame.index, len(frame.ids)) == (0, 2) for frame in frames)
     made = {name_of(frame.sequence): frame.sequence.output for frame in frames} | drain(kv_receiver.engine)
@@ -131,7 +132,8 @@ def test_only_the_choices_that_go_on_are_taken_over(model: Model) -> None:
     taken = sequence("a", prompt(20), 12, n=3, **SAMPLED)
     assert kv_receiver.engine.park(taken)
     expected = each_alone(model, 20, 3, 12)
-    kv_receiver.engine.compute_here(taken, [Known(choice, expected[f"a/{choice}"][:1]) for choice in (1, 2)])
+    kv_receiver.engine.take_back(taken, 20)
+    kv_receiver.engine.add(taken, [Known(choice, expected[f"a/{choice}"][:1]) for choice in (1, 2)])
     assert drain(kv_receiver.engine) == {name: tokens for name, tokens in expected.items() if name != "a/0"}
     check_free(kv_receiver)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from architectures import ROUND_SIZES, hugging_config
 from safetensors.torch import load_file, save_file
+from tiny_adapters import write_adapter
 from tiny_bert import write_tiny_bert
 from tiny_gguf import write_tiny_gguf
 from tiny_hybrid import write_tiny_hybrid
@@ -18,6 +19,7 @@ from tiny_latent import write_tiny_deepseek
 from tiny_llama import byte_level_tokenizer, write_tiny_llama
 from transformers import AutoModelForCausalLM
 
+from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.runtime.inspection.inspection import inspect_models
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.shards import WHOLE
@@ -96,6 +98,18 @@ def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     assert "model.norm.weight [3], not [64]" in faults["weights"]
     assert "fetch the model's tokenizer.json" in faults["tokenizer"]
     assert all(": " in sentence and "\n" not in sentence for sentence in faults.values())
+
+
+@pytest.mark.parametrize("worker", [["cuda:0"], ["cuda:0", "cuda:1"]])
+def test_an_adapter_is_tried_for_gpus_too(worker: list[str], tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    byte_level_tokenizer().save(str(tmp_path / "tiny" / "tokenizer.json"))
+    name = "model.layers.0.self_attn.q_proj"
+    sizes = {key: one.shape for key, one in load_file(tmp_path / "tiny" / WHOLE).items()}[f"{name}.weight"]
+    good = LowRank(torch.ones(4, sizes[1]), torch.ones(sizes[0], 4))
+    adapters = {"fair": str(write_adapter(tmp_path / "fair", {name: good}))}
+    device = {"workers": [worker], "gpu_memory": dict.fromkeys(worker, 1 << 34)}
+    assert not inspected(tmp_path / "tiny", adapters, **device)["faults"]
 
 
 @pytest.mark.parametrize(

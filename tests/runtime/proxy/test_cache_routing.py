@@ -142,7 +142,7 @@ def test_a_long_prompt_is_prepared_in_several_turns(play: Play, blocks: int) -> 
         beside.cancel()
         assert len(prefix.keys) == blocks and len(cold.keys) == 1
         assert turns >= 3 if blocks > PORTION else turns == 0
-        stream = live_proxy.proxy.submit(Ticket(), Generation(long, PARAMS, prefix))
+        stream = live_proxy.proxy.submit(Ticket(), Generation(long, PARAMS, prefix=prefix))
         assert stream.route == "mixed:0"
         assert live_proxy.value("pontil_routing_found_tokens_total") == len(long) - 1
 

@@ -39,7 +39,7 @@ def test_rows_of_media_are_there_whoever_is_lost(tokenizer: Tokenizer, workers: 
         site = site_of(tokenizer, *workers, *EYES, max_attempts=6)
         if aloud:
             return site, submit(site, media=MEDIA).stream
-        return site, runs_of(site).answer(Ticket(), PROMPT, params, {}, MEDIA)
+        return site, runs_of(site).admit(Ticket(), runs_of(site).answer(PROMPT, params, {}, MEDIA))
 
     site, stream = begun()
     site.run_until_idle()
@@ -67,7 +67,7 @@ def test_rows_of_media_are_there_whoever_is_lost(tokenizer: Tokenizer, workers: 
 def test_a_run_with_media_needs_their_stage_and_has_one_choice_in_sound(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer)
     with pytest.raises(Unavailable, match="no worker of the stage eyes"):
-        runs_of(site).answer(Ticket(), PROMPT, PARAMS, {}, MEDIA)
+        runs_of(site).answer(PROMPT, PARAMS, {}, MEDIA)
     site.join(*EYES)
     with pytest.raises(RequestError, match="n is 2"):
         runs_of(site).submit(Ticket(), PROMPT, replace(PARAMS, n=2), {}, MEDIA)

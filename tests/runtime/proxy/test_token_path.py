@@ -14,7 +14,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.codec import frame_of, is_plain, row_of
+from pontil.runtime.wire.codec import fits_a_row, frame_of, row_of
 from pontil.runtime.wire.messages import Step, Tokens
 
 P = WorkerLoad("p", "prefill:0", "prefill", "ipc:///p", 0, 64, 8, 512)
@@ -59,7 +59,7 @@ def fed(request: Request, frame: Tokens, now: float, fast: bool) -> str:
     """Take a frame, or a row of a step, as the proxy does; return the outcome."""
     if request.mailbox.end is not None:
         return "late"
-    if fast and frame.ids and is_plain(frame):
+    if fast and frame.top_logits is None and fits_a_row(frame):
         step, row = Step(frame.sender, frame.receiver, ["r"], [row_of(frame)]), row_of(frame)
         if try_accept(request, frame.sender, row, now):
             return "taken"

@@ -24,6 +24,10 @@ from pontil.runtime.sampling_params import SamplingParams
 
 SIGNER, OTHER = ReceiptSigner(b"\x11" * 32), ReceiptSigner(b"\x12" * 32)
 PROMPT, TOKENS = [7, 300, 5], [9, 40_000, 0, 2]
+SHOWN: dict[str, Any] = {
+    "media": [{"kind": "image", "rows": 6, "bytes": 18432, "lines": 2, "columns": 3, "place": 1, "digest": "cd" * 32}],
+    "encoder": {"fingerprint": "ef", "dtype": "float32", "kernels": "avx2"},
+}
 PARAMS = SamplingParams(4, (1 << 63) - 3, temperature=0.7, stop=("é",), logit_bias=((3, -1.5),), ignore_eos=True)
 
 
@@ -79,7 +83,8 @@ VALUES: list[Any] = [None, True, 1.0, -1, 1 << 70, "x", "0", [], {}, [[1]], floa
 @settings(max_examples=examples(150, 2000), deadline=None)
 @given(st.data())
 def test_any_other_value_is_refused_in_one_sentence(data: st.DataObject) -> None:
-    changed = copy.deepcopy(made())
+    signed = made(**data.draw(st.sampled_from([{}, SHOWN])))
+    changed = copy.deepcopy(signed)
     path = data.draw(st.sampled_from(list(places(changed))))
     inside = changed
     for key in path[:-1]:
@@ -91,12 +96,21 @@ def test_any_other_value_is_refused_in_one_sentence(data: st.DataObject) -> None
         inside[path[-1]] = value
     else:
         del inside[path[-1]]
-    if changed == made(prompt=None):
+    if changed == {name: part for name, part in signed.items() if name != "prompt"}:
         read(changed)
         return
     with pytest.raises(ReceiptError) as refused:
         read(changed)
     assert str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_media_and_their_encoder_are_stated_together(name: str) -> None:
+    assert read(made(**SHOWN)).media == SHOWN["media"] and not read(made()).media
+    with pytest.raises(ReceiptError, match="the statement lacks"):
+        read(made(**{name: SHOWN[name]}))
+    with pytest.raises(ReceiptError, match="is none"):
+        read(made(**(SHOWN | {"media": []})))
 
 
 def test_what_nobody_signs_is_refused() -> None:

@@ -30,6 +30,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: st.dictionaries(st.text(max_size=5), ints | st.text() | st.none(), max_size=3),
     list[list[int]] | None: st.lists(st.lists(ints, max_size=3), max_size=3) | st.none(),
     list[int] | None: st.lists(ints, max_size=3) | st.none(),
+    list[str] | None: st.lists(st.text(max_size=5), max_size=3) | st.none(),
     int | None: ints | st.none(),
     float | None: st.floats(allow_nan=False) | st.none(),
     str | None: st.text(max_size=20) | st.none(),

@@ -241,8 +241,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/recompute": {
         "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache/adaptation", "runtime/engine",
-        "runtime/engine/sequences", "runtime/receipts", "runtime/tokenizer", "runtime/wire", "runtime/worker/generate",
-        "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine/sequences", "runtime/loaders/facts", "runtime/receipts", "runtime/tokenizer", "runtime/wire",
+        "runtime/worker/generate", "runtime/worker/process", "runtime/worker/start",
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {
@@ -260,6 +260,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/loaders",
         "runtime/models",
         "runtime/stages/graph",
+        "runtime/stages/media",
         "runtime/stages/nodes",
         "runtime/stages/orpheus",
         "runtime/stages/qwen3_omni",

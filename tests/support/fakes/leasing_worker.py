@@ -65,9 +65,11 @@ class LeasingWorker(ScriptedWorker):
         adapted = Adaptation(submit.adapter, submit.adapter_start)
         keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK, adapted), blocks))
         age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
-        prompt = LeasedPrompt.of(tokens, submit.cache_salt, adapted)
-        told = prompt.ids, prompt.salt, prompt.adapted.digest, wish.get("moves", 0), prompt.adapted.start
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
+        prompt = LeasedPrompt.of(tokens, submit.cache_salt, adapted, submit.adapter_directory)
+        told, start = (*prompt.fields, wish.get("moves", 0), prompt.directory), prompt.adapted.start
+        state = LeaseState(
+            *about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told, adapter_start=start
+        )
         self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state
@@ -93,6 +95,7 @@ class LeasingWorker(ScriptedWorker):
             size = blocks * BLOCK_BYTES
             told = order.keys, order.prompt, order.salt, order.adapter, order.moves
             state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, None, *told)
+            state = replace(state, adapter_directory=order.adapter_directory, adapter_start=order.adapter_start)
             self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:

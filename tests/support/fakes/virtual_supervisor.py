@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pontil.launcher.child.activity import CpuActivity
@@ -14,6 +15,7 @@ from pontil.launcher.child.reports import HeartbeatReport, Report, encode
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.control.run_directory import RunDirectory
+from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
@@ -96,14 +98,18 @@ class VirtualSite:
     ) -> None:
         self.made: list[PuppetProcess] = []
         self.selector, self.said = selector, io.StringIO()
-        prepare, *self.plans = [ChildPlan(name, name, "cpu", (0,), {}) for name in ("prepare", "proxy", "mixed")]
-        self.plans += [ChildPlan(name, "mixed", "cpu", (0,), {"further_model": name}) for name in further]
+        met = {"peer_endpoint": "ipc:///run/pontil/worker"}
+        prepare, *self.plans = [ChildPlan(name, name, "cpu", (0,), met) for name in ("prepare", "proxy", "mixed")]
+        self.plans[1] = replace(self.plans[1], name="mixed:0")
+        for name in further:
+            self.plans.append(ChildPlan(f"{name}-mixed:0", "mixed", "cpu", (0,), met | {"further_model": name}))
         topology = Topology(prepare, tuple(self.plans), ("ipc:///control",), None, model_memory=memory)
         orders = Orders(
             topology,
             PuppetStarter(self.spawn),
             30.0,
             RestartPolicy(attempts=3, first_delay=4.0),
+            machine=HostDevices(tuple(range(4)), 4, 0),
         )
         directory = RunDirectory(folder)
         directory.create()

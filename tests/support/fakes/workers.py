@@ -20,6 +20,7 @@ from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.nixl.connector import NixlConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.wire.codec import frame_of, rows_of
 from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import (
     AttemptTimes,
@@ -35,6 +36,7 @@ from pontil.runtime.wire.messages import (
     PrefixDelta,
     Progress,
     RoleChange,
+    Step,
     StillHere,
     Submit,
     Tokens,
@@ -227,6 +229,9 @@ class ScriptedProxy:
             self.goodbyes[message.sender] = message
         elif isinstance(message, Tokens):
             self.answers.setdefault(message.request_id, WorkerAnswer()).frames.append(message)
+        elif isinstance(message, Step):
+            for row in rows_of(message):
+                self.hear(frame_of(message, *row))
         elif isinstance(message, Embedding):
             self.vectors[message.request_id] = message
         elif type(message) in self.kept:

@@ -4,12 +4,17 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 
+from pontil.http.fields.picture import Picture
+from pontil.http.fields.recording import MediaPart, MixedContent
+from pontil.http.openai.chat.kept_beginning import KeptBeginning
+from pontil.http.openai.chat.request import read_chat
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 EVERYTHING = """{%- if messages[0].content == "object" %}
@@ -234,3 +239,20 @@ def test_what_a_template_refuses_says_where(showing: ScriptedSite) -> None:
     answer = showing.chat(messages=[{"role": "user", "content": "object"}])
     assert answer.status == 400 and answer.json["error"]["param"] == "messages"
     assert "at line 2: no such thing" in answer.json["error"]["message"]
+
+
+def test_a_beginning_that_is_kept_ends_where_its_mark_does() -> None:
+    """An image counts as one character of its message, and is in the beginning or not."""
+    pictures = [Picture(bytes([number]), f"place {number}") for number in (1, 2)]
+    content = MixedContent(("ab", pictures[0], "c", pictures[1]))
+    texts: dict[MediaPart, str] = {pictures[0]: "<one>", pictures[1]: "<two>"}
+    assert len(content) == 5 and content.heard(texts) == "ab<one>c<two>"
+    heard = [content.heard(texts, most) for most in range(6)]
+    assert heard == ["", "a", "ab", "ab<one>", "ab<one>c", "ab<one>c<two>"]
+    prompt = read_chat({"messages": [{"role": "user", "content": "x"}]}, 9).prompt
+    prompt = replace(prompt, messages=(prompt.messages[0], {"role": "user", "content": content}))
+    for cut, text in enumerate(heard):
+        kept = KeptBeginning(60, 1, cut).heard(prompt, texts)
+        begun = kept.of(prompt.heard(texts)).messages
+        assert [message["content"] for message in begun] == (["x", text] if cut else ["x"])
+    assert KeptBeginning(60).heard(prompt, texts) == KeptBeginning(60)

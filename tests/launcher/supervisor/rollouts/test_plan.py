@@ -14,7 +14,7 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned
-from pontil.launcher.supervisor.rollouts.rollout import RolloutGoal, RolloutLimits, WorkerSnapshot
+from pontil.launcher.supervisor.rollouts.rollout_step import RolloutGoal, RolloutLimits, WorkerSnapshot
 
 READY, GIVEN_UP = ChildState.READY, ChildState.GIVEN_UP
 
@@ -65,6 +65,19 @@ def test_the_highest_numbers_go_and_the_first_free_ones_come() -> None:
     assert steps({"command": "scale", "counts": {"decode": 5}}, many) == [
         (RolloutGoal.THERE, "decode:1"), (RolloutGoal.THERE, "decode:3"),
     ]  # fmt: skip
+
+
+def test_a_worker_that_went_in_another_role_can_come_back() -> None:
+    """The number of the launch's first worker is free then, and new ones begin with it."""
+    pair = snapshot("prefill:0", "prefill:1", "decode:0", "decode:1")
+    workers = [(replace(plan, role="decode") if plan.name == "prefill:0" else plan, at) for plan, at in pair.workers]
+    fewer = steps({"command": "scale", "counts": {"decode": 1}}, replace(pair, workers=workers))
+    assert fewer == [(RolloutGoal.GONE, "decode:1"), (RolloutGoal.GONE, "prefill:0")]
+    back = {"command": "scale", "counts": {"prefill": 2}}
+    left = snapshot("prefill:1", "decode:0")
+    assert steps(back, left) == [(RolloutGoal.THERE, "prefill:0")]
+    joined = replace(snapshot("prefill:8", "decode:7"), first_number=7)
+    assert steps(back, joined) == [(RolloutGoal.THERE, "prefill:7")]
 
 
 def test_who_goes_leaves_its_cores_to_who_comes() -> None:
@@ -120,11 +133,14 @@ def test_each_model_keeps_a_worker() -> None:
     assert steps({"command": "drain", "names": ["decode:0"]}, three) == [(RolloutGoal.DRAINED, "decode:0")]
 
 
-def test_workers_are_not_added_where_the_memory_of_models_is_counted() -> None:
-    limited = replace(snapshot("prefill:0", "decode:0", "decode:1"), model_memory=1 << 30)
-    with pytest.raises(LaunchError, match="With --model-memory no worker is added"):
+def test_no_more_workers_are_added_than_the_memory_of_models_holds() -> None:
+    limited = replace(snapshot("prefill:0", "decode:0", "decode:1", "embed:0"), most_workers={"": 3})
+    with pytest.raises(LaunchError, match="no room for decode:2 in --model-memory, even while all other models sleep"):
         planned({"command": "scale", "counts": {"decode": 3}}, limited)
     assert steps({"command": "scale", "counts": {"decode": 1}}, limited) == [(RolloutGoal.GONE, "decode:1")]
+    changed = [(RolloutGoal.GONE, "prefill:0"), (RolloutGoal.THERE, "decode:2")]
+    assert steps({"command": "scale", "counts": {"prefill": 0, "decode": 3}}, limited) == changed
+    assert steps({"command": "scale", "counts": {"embed": 2}}, limited) == [(RolloutGoal.THERE, "embed:1")]
 
 
 def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts against a simulated launch in which workers exit at any time, or never end."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollout_world import GATE, LIMITS, RolloutWorld, row
 
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.supervisor.rollouts.plan import COMING
@@ -19,121 +20,18 @@ from pontil.launcher.supervisor.rollouts.rollout import (
     STOP_GRACE,
     TELL_TIMEOUT,
     VERDICT_MARGIN,
-    ActionKind,
     Rollout,
-    RolloutGoal,
-    RolloutLimits,
     RolloutPhase,
+)
+from pontil.launcher.supervisor.rollouts.rollout_step import (
+    ActionKind,
+    RolloutGoal,
     RolloutStep,
-    WorkerAction,
     WorkerSnapshot,
-    advance,
 )
 
-GATE = 30.0
-LIMITS = RolloutLimits(drain=5.0, start=20.0, gate=GATE)
 STEP_TIMEOUT = (MOST_RETREATS + 2) * (LIMITS.start + LIMITS.drain + DRAIN_MARGIN) + LIMITS.start + STOP_GRACE
 LONGEST = STEP_TIMEOUT + 2 * KILL_GRACE + TELL_TIMEOUT + GATE + VERDICT_MARGIN
-
-
-def row(
-    name: str, state: ChildState = ChildState.READY, drain_state: DrainState = DrainState.WORKING
-) -> WorkerSnapshot:
-    return WorkerSnapshot(name, state, drain_state)
-
-
-@dataclass
-class RolloutWorld:
-    """Workers as a supervisor sees them. `starts` counts processes: a RENEWED worker must have another one. The
-    `verdicts` are those on gated workers, where they come."""
-
-    places: dict[str, WorkerSnapshot]
-    change: Rollout
-    now: float = 0.0
-    starts: dict[str, int] = field(default_factory=dict)
-    told: list[tuple[ActionKind, str]] = field(default_factory=list)
-    verdicts: dict[str, str] = field(default_factory=dict)
-
-    def serving(self, but: str) -> int:
-        return sum(place.serves for name, place in self.places.items() if name != but)
-
-    def put(self, name: str, **fields: object) -> None:
-        self.places[name] = replace(self.places[name], **fields)  # type: ignore[arg-type]
-
-    def decide(self) -> None:
-        for _ in range(20):
-            move = None if self.change.is_over else advance(self.change, self.places, self.now)
-            if move is None:
-                return
-            self.change, actions = move
-            for action in actions:
-                self.check(action)
-                self.act(action)
-        raise AssertionError(f"{self.change} goes round in a circle")
-
-    def check(self, action: WorkerAction) -> None:
-        """Check that no worker is taken out of service while too few others serve, and that the action is possible."""
-        name, place = action.step.name, self.places.get(action.step.name)
-        self.told.append((action.verb, name))
-        if action.verb is ActionKind.ADD:
-            assert place is None
-            return
-        assert place is not None
-        takes = action.verb is ActionKind.DRAIN and place.serves
-        takes |= action.verb is ActionKind.STOP and place.state is ChildState.READY
-        assert not takes or self.serving(but=name) >= self.change.minimum, f"{action.verb} {name} leaves too few"
-        assert action.verb not in (ActionKind.RENEW, ActionKind.REMOVE) or not place.state.alive
-
-    def act(self, action: WorkerAction) -> None:
-        name = action.step.name
-        match action.verb:
-            case ActionKind.DRAIN if action.step.aim is RolloutGoal.RELIEVED:
-                self.put(name, state=ChildState.DRAINING)
-            case ActionKind.DRAIN:
-                self.put(name, drain_state=DrainState.DRAINING, obeys=False)
-            case ActionKind.ASSIGN:
-                self.put(name, drain_state=DrainState.WORKING, obeys=False)
-            case ActionKind.TRY:
-                assert self.places[name].drain_state is DrainState.DRAINED, "it serves while it is tried"
-                self.change = replace(self.change, verdict=self.verdicts.get(name))
-            case ActionKind.STOP | ActionKind.KILL if self.places[name].state.alive:
-                asked = ChildState.DRAINING if action.verb is ActionKind.STOP else ChildState.KILLED
-                self.put(name, state=asked)
-            case ActionKind.RENEW:
-                is_drained = self.change.limits.drained_from_its_start(action.step) is not None
-                drain_state = DrainState.DRAINING if is_drained else DrainState.WORKING
-                self.places[name] = WorkerSnapshot(
-                    name, ChildState.BACKOFF, drain_state, obeys=drain_state is DrainState.WORKING
-                )
-            case ActionKind.ADD:
-                drain_state = DrainState.DRAINING if action.step.gated else DrainState.WORKING
-                self.places[name] = replace(row(name, ChildState.BACKOFF, drain_state), obeys=not action.step.gated)
-            case ActionKind.REMOVE:
-                del self.places[name]
-
-    def happen(self, name: str, luck: int) -> None:
-        """Let one worker do something chosen by `luck`: 0 is an exit, 1 nothing, the rest is progress."""
-        place = self.places[name]
-        if luck == 1 or place.state is ChildState.GIVEN_UP:
-            return
-        if luck == 0 and place.state.alive:
-            asked = place.state in (ChildState.DRAINING, ChildState.KILLED)
-            works, state = place.drain_state is DrainState.WORKING, ChildState.EXITED if asked else ChildState.BACKOFF
-            drain_state = DrainState.WORKING if works else DrainState.DRAINING
-            self.put(name, state=state, exits=place.exits + 1, drain_state=drain_state, obeys=works)
-        elif luck == 0 and place.exits > 2:
-            self.put(name, state=ChildState.GIVEN_UP)
-        elif place.state is ChildState.BACKOFF:
-            self.starts[name] = self.starts.get(name, 0) + 1
-            self.put(name, state=ChildState.STARTING)
-        elif place.state is ChildState.STARTING:
-            self.put(name, state=ChildState.READY)
-        elif place.state is ChildState.READY:
-            self.put(
-                name,
-                obeys=True,
-                drain_state=DrainState.WORKING if place.drain_state is DrainState.WORKING else DrainState.DRAINED,
-            )
 
 
 NAMES = ("prefill:0", "decode:0", "decode:1", "decode:2")
@@ -157,7 +55,8 @@ def worlds(draw: st.DrawFn) -> RolloutWorld:
     is_gated = draw(st.booleans())
     steps = [replace(step, gated=is_gated and step.aim in COMING and not step.rests) for step in steps]
     verdicts = draw(st.dictionaries(st.sampled_from([*NAMES, "decode:9"]), st.sampled_from(["", "it differs"])))
-    return RolloutWorld(places, Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS), verdicts=verdicts)
+    change, asleep = Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS), draw(st.sampled_from([None, True, False]))
+    return RolloutWorld(places, change, verdicts=verdicts, asleep=asleep)
 
 
 @settings(max_examples=examples(72, 400), deadline=None)
@@ -171,6 +70,8 @@ def test_every_change_ends_and_never_takes_away_too_many(world: RolloutWorld, da
         world.decide()
         for name in list(world.places):
             world.happen(name, data.draw(st.sampled_from(kindness)))
+        # The model of one that waits may be put to sleep meanwhile.
+        world.asleep = world.asleep if world.asleep is None else data.draw(st.booleans())
         world.now += data.draw(st.sampled_from([0.1, 1.0, 5.0, 40.0]))
     if world.change.failure is None:
         for step in steps:
@@ -183,7 +84,7 @@ def kept(world: RolloutWorld, step: RolloutStep, before: dict[str, int]) -> None
         assert step.name not in world.places
     else:
         assert step.name in world.places
-    if step.aim in (RolloutGoal.RENEWED, RolloutGoal.THERE):
+    if step.aim in (RolloutGoal.RENEWED, RolloutGoal.THERE) and world.places[step.name].state is not ChildState.ASLEEP:
         assert world.starts[step.name] > before.get(step.name, 0)
     if step.gated:
         assert (ActionKind.TRY, step.name) in world.told and world.verdicts[step.name] == ""
@@ -282,6 +183,28 @@ def test_who_drains_works_again_when_the_other_dies_and_has_its_turn_later() -> 
     world.put("b", state=ChildState.READY)
     world.decide()
     assert world.told[-1] == (ActionKind.DRAIN, "a")
+
+
+@pytest.mark.parametrize("aim", [RolloutGoal.RENEWED, RolloutGoal.GONE, RolloutGoal.DRAINED])
+@pytest.mark.parametrize("drain_state", [DrainState.DRAINING, DrainState.DRAINED])
+def test_who_was_drained_before_serves_nobody_when_others_die(aim: RolloutGoal, drain_state: DrainState) -> None:
+    world = changing(aim, row("a", drain_state=drain_state), row("b"))
+    world.decide()
+    world.put("b", state=ChildState.BACKOFF, exits=1)
+    world.decide()
+    world.put("a", drain_state=DrainState.DRAINED, obeys=True)
+    world.decide()
+    verbs = [verb for verb, _ in world.told]
+    assert verbs == [ActionKind.DRAIN, ActionKind.SAY if aim is RolloutGoal.DRAINED else ActionKind.STOP]
+    assert world.change.is_over == (aim is RolloutGoal.DRAINED) and not world.change.failure
+
+
+def test_who_was_drained_before_and_does_not_in_time_is_not_put_into_service() -> None:
+    world = changing(RolloutGoal.DRAINED, row("a", drain_state=DrainState.DRAINING), row("b"))
+    world.decide()
+    world.now += LIMITS.drain + DRAIN_MARGIN
+    world.decide()
+    assert world.change.failure == "a has not drained in time" and not world.places["a"].serves
 
 
 def test_others_that_keep_dying_end_the_change_with_the_worker_at_work() -> None:

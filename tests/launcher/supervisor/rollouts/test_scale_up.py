@@ -71,9 +71,10 @@ def test_what_other_launches_have_is_not_free() -> None:
 
 
 def test_names_are_the_first_that_are_free() -> None:
-    assert free_name("decode", {"decode:0", "decode:2", "prefill:1"}) == "decode:1"
-    assert free_name("decode", set()) == "decode:0"
-    assert free_name("decode", {"decode:7", "decode:8", "prefill:1"}) == "decode:9"
+    assert free_name("decode", {"decode:0", "decode:2", "prefill:1"}, 0) == "decode:1"
+    assert free_name("decode", {"decode:1", "prefill:0"}, 0) == "decode:0"
+    assert free_name("decode", {"decode:7", "decode:8", "prefill:1"}, 7) == "decode:9"
+    assert free_name("decode", {"decode:8", "prefill:7"}, 7) == free_name("decode", set(), 7) == "decode:7"
 
 
 def test_over_a_network_everybody_has_the_same_kind_of_address() -> None:

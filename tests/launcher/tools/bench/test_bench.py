@@ -3,6 +3,7 @@
 
 import csv
 import json
+import random
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -20,6 +21,7 @@ from pontil.launcher.tools.bench.bench import CLOSE, MOST_TRIALS, highest_rate
 from pontil.launcher.tools.bench.bench_run import Outcomes
 from pontil.launcher.tools.bench.command import bench
 from pontil.launcher.tools.bench.figures import Limits, figures_of, spread
+from pontil.launcher.tools.bench.questions import random_ids
 from pontil.launcher.tools.bench.stream_client import Timing
 
 
@@ -120,6 +122,14 @@ def test_recorded_turns_share_the_beginning_of_their_conversation(server: KnownS
     # The turn longer than --longest was left out; the others came twice.
     assert [len(prompt) for prompt in prompts] == [5, 5, 8, 8, 20, 20]
     assert {tuple(prompt[:8]) for prompt in prompts[4:]} == {tuple(prompt) for prompt in prompts[2:4]}
+
+
+@given(seed=st.integers(0, 9), count=st.integers(0, 300), vocabulary=st.sampled_from((101, 102, 356, 357, 40_000)))
+def test_drawn_ids_are_those_of_the_library(seed: int, count: int, vocabulary: int) -> None:
+    """Figures of equal seeds can be compared with those of earlier versions: not one draw more or less is made."""
+    ours, theirs = random.Random(seed), random.Random(seed)
+    assert random_ids(ours, count, vocabulary) == [theirs.randrange(100, vocabulary) for _ in range(count)]
+    assert ours.getstate() == theirs.getstate()
 
 
 def write_turns(file: Path, turns: list[tuple[int, ...]]) -> None:

@@ -27,6 +27,14 @@ def test_a_line_is_found_from_its_points() -> None:
     assert cost.seconds(1) < 1.5 * before, "one disturbed step is no measure"
 
 
+def test_steps_without_rows_say_nothing_of_rows() -> None:
+    cost = LinearCost()
+    cost.add(0, 0.05)
+    assert (cost.base, cost.per_row) == (0.05, 0.0)
+    cost.add(2, 0.07)
+    assert 0.0 < cost.per_row <= 0.035
+
+
 def test_rates_follow_what_happens() -> None:
     rate = Rate(0.7, 8)
     for _ in range(200):

@@ -11,6 +11,7 @@ from tiny import Rig, build, check_free, computed_by, drain, reference, rig, seq
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Tile
 from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
 from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
@@ -206,6 +207,25 @@ def test_answers_give_way_when_memory_is_needed(model: Model) -> None:
     ours.engine.step()
     assert ours.scheduler.answer_recompute.current is None and len(ours.scheduler.running) == 1
     drain(ours.engine)
+    check_free(ours)
+
+
+def test_answers_of_an_adapter_that_leaves_memory_are_not_computed(model: Model) -> None:
+    """Their blocks would have keys of that adapter, and be computed without it."""
+    ours = rig(model)
+    for name in "abc":
+        ours.engine.add(sequence(name, [*prompt(40), ord(name) - 90], 60))
+    drain(ours.engine)
+    kept = ours.scheduler.answer_recompute
+    gone, other = SaltedPrefix(adapter=UsedAdapter("aa" * 32, 0)), SaltedPrefix()
+    for one, prefix in zip(kept.waiting, (gone, gone, other), strict=True):
+        one.prefix = prefix.behind(0)
+    kept.admit(kept.waiting[0])
+    kept.current = kept.waiting.popleft()
+    kept.forget("aa" * 32)
+    assert kept.current is None and [one.prefix.adapter.digest for one in kept.waiting] == [""]
+    while ours.engine.keep_answers():
+        pass
     check_free(ours)
 
 

@@ -146,13 +146,13 @@ def test_a_look_before_the_work_states_nothing(tmp_path: Path) -> None:
 def test_a_replay_counts_in_the_rate_only() -> None:
     limits, allowance = RateLimits(), Allowance(requests=1, rate=2.0, tokens=10)
     let_in(limits, allowance)
-    limits.enter_replay(Ticket(caller="alice", allowance=allowance), 0.0)
+    limits.enter_rate(Ticket(caller="alice", allowance=allowance), 0.0)
     assert limits.callers["alice"].requests == 1 and limits.callers["alice"].tokens == 10
     with pytest.raises(TooManyRequests, match="2 requests per minute"):
-        limits.enter_replay(Ticket(caller="alice", allowance=allowance), 0.0)
-    limits.enter_replay(Ticket(caller="alice", allowance=allowance), 30.0)
+        limits.enter_rate(Ticket(caller="alice", allowance=allowance), 0.0)
+    limits.enter_rate(Ticket(caller="alice", allowance=allowance), 30.0)
     for _ in range(100):
-        limits.enter_replay(Ticket(caller="bob", allowance=Allowance()), 0.0)
+        limits.enter_rate(Ticket(caller="bob", allowance=Allowance()), 0.0)
 
 
 def test_many_keys_are_looked_at_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

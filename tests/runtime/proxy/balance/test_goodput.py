@@ -2,6 +2,7 @@
 """The share of requests that is predicted to keep the limits, beside what happens in virtual time."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from pontil.runtime.proxy.balance.goodput import (
     StepLine,
     Waits,
     WorkerRows,
+    at_least,
     blocked,
 )
 
@@ -86,6 +88,15 @@ def test_a_prompt_between_tokens_breaks_a_limit_that_it_does_not_fit_in() -> Non
     assert rare.keeping(21, 0.15, joins=False) > 0.85 and often.keeping(21, 0.15, joins=False) < 0.3
     assert often.keeping(201, 0.15, joins=False) < rare.keeping(201, 0.15, joins=False)
     assert rare.keeping(1, 0.0, joins=True) == 1.0, "one token has no time per token"
+
+
+def test_prompts_that_find_an_idle_worker_are_between_no_tokens() -> None:
+    step = StepLine(BASE, ROW, 32.0)
+    often, seldom = (WorkerRows(step, 1.0, 32.0, 0.5, 1.0, busy) for busy in (1.0, 0.1))
+    assert often.keeping(21, 0.15, joins=False) < 0.4 < 0.8 < seldom.keeping(21, 0.15, joins=False)
+    few, many = (WorkerRows.of(model(1024, 4, rate), 2.0, 0.3, 3).busy for rate in (0.2, 5.0))
+    assert few < 0.05 and many > 0.95
+    assert at_least(1, 0.5) == pytest.approx(1 - exp(-0.5)) and at_least(3, 0.0) == 0.0
 
 
 def test_a_short_answer_notices_how_it_joins() -> None:

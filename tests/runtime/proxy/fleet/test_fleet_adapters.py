@@ -4,6 +4,9 @@
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
+from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.fleet.fleet_adapters import FleetAdapters
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.wire.adapter_book import AdapterChange
@@ -30,6 +33,23 @@ def test_of_two_changes_with_one_number_the_proxy_of_the_lost_one_knows() -> Non
     assert one.stands("sql", gone) and one.book.named({}) == {}
 
 
+def test_a_name_of_the_launch_is_not_unknown_while_no_worker_is_here() -> None:
+    """Its digest is what workers say, all of which may have died."""
+    hello = SimpleNamespace(sender="w", adapters={"sql": LOW}, loads_adapters=False)
+    workers = [SimpleNamespace(hello=hello)]
+    group = SimpleNamespace(workers=workers, available=workers, any_hello=hello)
+    registry = cast(Registry, SimpleNamespace(generating=group))
+    one = FleetAdapters("p", registry, lambda message: True, ("sql",), may_load=True)
+    assert one.find("sql") == LOW and one.find("poems") is None
+    workers.clear()
+    group.any_hello = None
+    with pytest.raises(Unavailable):
+        one.find("sql")
+    assert one.find("poems") is None
+    one.change("sql", AdapterChange(one.book.next_number, "", ""))
+    assert one.find("sql") is None
+
+
 def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
     one = proxy("p")
     change = one.load("sql", HIGH, "/high")
@@ -40,3 +60,15 @@ def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
     one.book.merge({"sql": later})
     one.retract("sql", change)
     assert one.stands("sql", later)
+
+
+def test_a_load_that_is_taken_back_takes_no_other_of_its_number_with_it() -> None:
+    """All workers may have the other one already, of which the proxy of the failed one has not heard."""
+    one, two = proxy("p"), proxy("q")
+    failed, loaded = one.load("sql", LOW, "/low"), two.load("sql", HIGH, "/high")
+    one.retract("sql", failed)
+    assert one.book.named({}) == {}
+    two.book.merge(one.book.changes)
+    one.book.merge(two.book.changes)
+    for proxies in (one, two):
+        assert proxies.stands("sql", loaded) and proxies.book.named({}) == {"sql": HIGH}

@@ -312,6 +312,16 @@ def test_the_poller_hears_its_sockets(context: Context, endpoint: str) -> None:
     poller.close()
 
 
+def test_a_socket_knows_whether_it_has_left_some(context: Context, endpoint: str) -> None:
+    server = PeerServer(context, endpoint)
+    client = PeerClient(context, "w1", server.endpoint)
+    for number in range(3):
+        client.send(tokens(number))
+    eventually(lambda: server.receive_all(1) == [tokens(0)])
+    assert server.readable and server.receive_all(2) == [tokens(1), tokens(2)] and server.may_have_more
+    assert server.receive_all(2) == [] and not server.may_have_more
+
+
 def test_what_comes_in_a_turn_is_read_in_the_next(context: Context, endpoint: str) -> None:
     server, poller = PeerServer(context, endpoint), Poller()
     poller.register(server)
@@ -319,9 +329,9 @@ def test_what_comes_in_a_turn_is_read_in_the_next(context: Context, endpoint: st
     client = PeerClient(context, "w1", server.endpoint)
     client.send(tokens(0))
     assert server.zmq_socket.poll(int(DEADLINE * 1000)) == zmq.POLLIN
-    assert not server.receive_all() and not poller.may_show(server.zmq_socket)
+    assert not server.receive_all() and not poller.may_show(server.zmq_socket) and poller.is_quiet
     poller.begin_turn(DEADLINE)
-    assert poller.may_show(server.zmq_socket) and server.receive_all() == [tokens(0)]
+    assert not poller.is_quiet and poller.may_show(server.zmq_socket) and server.receive_all() == [tokens(0)]
     client.send(tokens(1))
     poller.end_turn()
     eventually(lambda: server.receive_all() == [tokens(1)])

@@ -9,7 +9,6 @@ import pytest
 
 from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.disaggregation.rank_orders import RankOrders
-from pontil.runtime.engine.sequences import known_adapters
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError
 from pontil.runtime.loaders.hf.adapter import PeftAdapter
@@ -36,7 +35,8 @@ class Loads:
         self.known = KnownAdapters(memory)
         model = cast(ModelAdapters, SimpleNamespace(remove=lambda number: self.numbers.pop(number, None)))
         self.reader = AdapterReader(model, lambda: None)
-        self.loads = AdapterLoads(self.known, AdapterParts(model, self.reader, RankOrders()))
+        self.left: list[str] = []
+        self.loads = AdapterLoads(self.known, AdapterParts(model, self.reader, RankOrders()), self.left.append)
         self.jobs: list[AdapterJob] = []
         self.running: list[WorkerRequest] = []
         monkeypatch.setattr(adapter_reader, "make_adapter", self.make)
@@ -58,6 +58,9 @@ class Loads:
 
     def used(self) -> list[str]:
         return [one.submit.adapter for one in self.running]
+
+    def retire(self) -> None:
+        self.loads.retire(self.used)
 
     def turn(self) -> str:
         """Read what is to be read, and return the names of those that started."""
@@ -150,28 +153,68 @@ def test_what_cannot_be_loaded_fails_its_requests(made: Callable[[int | None], L
     assert loads.loads.checks.failed.keys() == {DIGESTS["a"], DIGESTS["b"]}
 
 
-def test_an_adapter_without_a_name_leaves_memory_after_its_last_request(
-    made: Callable[[int | None], Loads], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_without_a_name_leaves_memory_after_its_last_request(made: Callable[[int | None], Loads]) -> None:
     loads = made(None)
     for name in "ab":
         loads.ask(name)
     loads.turn()
     loads.known.unname("a")
-    loads.loads.retire(loads.used)
-    assert loads.memory == "ab"
+    loads.retire()
+    assert loads.memory == "ab" and not loads.left
     loads.running.pop(0)
-    loads.loads.retire(loads.used)
-    assert loads.memory == "b"
-    # A request that was sent before is computed nevertheless.
+    # One that waits for another worker asks for it, and does not use it yet.
+    loads.loads.retire(lambda: [DIGESTS["a"]])
+    assert loads.memory == "ab" and not loads.left
+    loads.retire()
+    assert loads.memory == "b" and loads.left == [DIGESTS["a"]] and DIGESTS["a"] not in loads.known.by_digest
+    # Its number is free, and what is said of its files is not said of those that are there later.
+    assert loads.known.learn("e", "ee" * 32, "/e").used.number == 0 and DIGESTS["a"] not in loads.loads.checks.loaded
+
+
+def test_what_was_read_for_nobody_is_forgotten_with_its_adapter(made: Callable[[int | None], Loads]) -> None:
+    loads = made(15)
     loads.ask("a")
-    assert loads.turn() == "a" and loads.memory == "ab"
-    monkeypatch.setattr(known_adapters, "MOST_RETIRED", 0)
+    loads.turn()
+    waiting = loads.ask("b")
+    assert loads.turn() == "" and [*loads.loads.ready] == [DIGESTS["b"]]
+    loads.known.unname("b")
+    assert loads.loads.cancel(waiting)
+    loads.retire()
+    assert loads.turn() == "" and not loads.loads.ready and DIGESTS["b"] not in loads.known.by_digest
+
+
+def test_any_number_of_unloaded_adapters_is_known_while_requests_ask_for_them(
+    made: Callable[[int | None], Loads],
+) -> None:
+    """Requests of a hundred adapters wait for other workers when all names are unloaded: each is computed then."""
+    loads = made(25)
+    digests = [f"{number:064x}" for number in range(100)]
+    for number, digest in enumerate(digests):
+        loads.files[f"/{number}"] = digest
+        loads.known.learn(str(number), digest, f"/{number}")
+    for number in range(100):
+        loads.known.unname(str(number))
+    loads.loads.retire(lambda: digests)
+    for digest in digests:
+        request = cast(WorkerRequest, SimpleNamespace(submit=SimpleNamespace(adapter=digest), name="+"))
+        assert not loads.loads.submit(request) and loads.turn() == "+"
+        loads.running.clear()
+    loads.retire()
+    assert loads.known.by_digest.keys() == {*DIGESTS.values()} and not loads.loads.memory
+
+
+def test_adapters_of_the_launch_stay_known_without_a_name(made: Callable[[int | None], Loads]) -> None:
+    """Requests for them come without a directory, also those that a proxy sent before it heard of the unload."""
+    loads = made(None)
+    loads.known.of_launch = frozenset(DIGESTS.values())
+    loads.ask("a")
+    assert loads.turn() == "a"
     loads.running.clear()
-    loads.loads.retire(loads.used)
-    assert DIGESTS["a"] not in loads.known.by_digest and loads.memory == "b"
-    # Its number is free.
-    assert loads.known.learn("e", "ee" * 32, "/e").used.number == 0
+    loads.known.unname("a")
+    loads.retire()
+    assert loads.memory == "" and not loads.known.nameless
+    loads.ask("a")
+    assert loads.turn() == "a" and loads.memory == "a"
 
 
 class LoadLink:
@@ -233,8 +276,8 @@ def test_a_request_brings_the_adapter_that_no_name_stands_for_any_more(made: Cal
     assert loads.known.by_digest.keys() == {DIGESTS["a"]}
     loads.ask("a")
     assert loads.turn() == "a" and not loads.known.by_name
-    loads.loads.retire(loads.used)
+    loads.retire()
     assert loads.memory == "a"
     loads.running.clear()
-    loads.loads.retire(loads.used)
+    loads.retire()
     assert loads.memory == ""

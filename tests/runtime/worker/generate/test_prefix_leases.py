@@ -3,7 +3,8 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from kept_places import WorkerPlace
 from workers import ScriptedProxy, greedy, open_worker, prompt
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED
 from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME
-from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Tokens
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Submit, Tokens
+from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 # Four whole blocks and a part.
 LONG = prompt(70)
@@ -262,6 +265,34 @@ def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, pr
     assert [one.lease_ids for one in proxy.leases_told] == [[], ["prefix-1"]]
 
 
+def has_more_than(told: Sized, count: int) -> bool:
+    return len(told) > count
+
+
+def test_the_proxy_that_bills_a_lease_hears_of_its_end_when_it_is_back(
+    place: WorkerPlace, proxy: ScriptedProxy
+) -> None:
+    """A proxy that was cut off is told the end, once, and not merely that the lease is held no more."""
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    for told in (1, 2):
+        assert len(proxy.leases_told) == told
+        worker.link.links[0].forget()
+        worker.leases.obey(LeaseOrder("another", worker.incarnation, "prefix-1", RELEASE), time.monotonic())
+        worker.leases.tick((), time.monotonic())
+        proxy.turn_until(partial(has_more_than, proxy.leases_told, told))
+        assert (states(proxy), proxy.leases[-1].proxy) == (["held", "released"], "proxy")
+    assert not worker.leases.owed
+
+
+def test_who_is_told_to_refund_a_lease_and_does_not_drain_says_why(place: WorkerPlace) -> None:
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    order(place, REFUND)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
+    assert place.proxy.leases[-1].reason == "the proxy that bills it had ended it before"
+
+
 def test_leases_end_by_themselves(place: WorkerPlace) -> None:
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease(seconds=60))
@@ -274,15 +305,44 @@ def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace)
     """An order to let go is for a worker that was given the lease by fewer moves: one that is late, and comes when the
     lease is back again, ends nothing."""
     place.start(**ROOM)
-    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2})
+    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2}, adapter_directory="/a")
     (state,) = place.proxy.leases
-    assert (state.state, state.moves) == ("held", 2)
+    assert (state.state, state.moves, state.adapter_directory) == ("held", 2, "/a")
     order(place, LET_GO, moves=2)
     order(place, EXTEND, 7200)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
     order(place, LET_GO, moves=3)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded"])
     assert place.proxy.leases[-1].reason == MOVED
-    order(place, RESUME, 7200, owner="ada", keys=state.keys, age=2.5, moves=4)
+    about = {"owner": "ada", "keys": state.keys, "prompt": state.prompt, "adapter_directory": "/b"}
+    order(place, RESUME, 7200, **about, age=2.5, moves=4)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded", "held"])
-    assert place.proxy.leases[-1].moves == 4
+    assert (place.proxy.leases[-1].moves, place.proxy.leases[-1].adapter_directory) == (4, "/b")
+
+
+def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
+    place: WorkerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an image in its second block: it is found by the same one, and nobody can compute it from its ids. One
+    that no other request finds is not leased."""
+    worker = place.start(**ROOM)
+    make, image, salts = worker.stage.make_request, [1 << 127 | 7], list[str]()
+
+    def shown(submit: Submit) -> WorkerRequest:
+        request = make(submit)
+        request.sequence.prefix.contents = [*LONG[:20], *image, *LONG[21:]]
+        request.sequence.prefix.salt = salts[0] if salts else request.sequence.prefix.salt
+        return request
+
+    monkeypatch.setattr(worker.stage, "make_request", shown)
+    ask(place, "leased", LONG, lease=lease())
+    ask(place, "begun", LONG, lease=lease("prefix-2", tokens=16))
+    first, second = place.proxy.leases
+    assert (first.state, first.tokens, first.prompt) == ("held", 64, b"")
+    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", NOT_ADAPTED, "").ids)
+    assert cached(place, "again") >= 64
+    image[0] += 1
+    assert 16 <= cached(place, "other") <= 20
+    salts.append("its own")
+    ask(place, "alone", LONG, lease=lease("prefix-3"))
+    assert states(place.proxy, "prefix-3") == ["refused"]
