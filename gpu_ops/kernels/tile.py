@@ -20,14 +20,15 @@ NOTHING_KEPT = -1
 @dataclass(slots=True)
 class TileSpan:
     """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
-    as far as the last of these positions. They are computed with the adapter of that number, if not with none. The last
-    ones are those of `drafts`, in number."""
+    as far as the last of these positions. Those from the position `adapted_from` on are computed with the adapter of
+    that number, if not with none. The last ones are those of `drafts`, in number."""
 
     start: int
     count: int
     blocks: Sequence[int]
     adapter: int = NO_ADAPTER
     drafts: int = 0
+    adapted_from: int = 0
 
 
 class KernelTile:
@@ -125,4 +126,9 @@ def adapters_of_rows(spans: Sequence[TileSpan]) -> "array[int]":
     """The number of each row's adapter; empty if no row has one."""
     if all(span.adapter == NO_ADAPTER for span in spans):
         return array("i")
-    return array("i", [span.adapter for span in spans for _ in range(span.count)])
+    numbers = [
+        span.adapter if position >= span.adapted_from else NO_ADAPTER
+        for span in spans
+        for position in range(span.start, span.start + span.count)
+    ]
+    return array("i", numbers if any(number != NO_ADAPTER for number in numbers) else ())

@@ -58,8 +58,11 @@ class ServedModel:
         if name is None or name == self.name:
             return None
         if (digest := self.digest_of(name)) is not None:
-            came_later = self.key is None
-            return ChosenAdapter(name, digest, self.proxy.adapters.book.directory_of(name) if came_later else "")
+            change = self.proxy.adapters.book.changes.get(name) if self.key is None else None
+            if change is not None:
+                return ChosenAdapter(name, digest, change.directory, change.invocation)
+            hello = self.workers.any_hello
+            return ChosenAdapter(name, digest, invocation=tuple(hello.invocations.get(name, ())) if hello else ())
         check_name(self.proxy.config, name, self.name, self.adapters)
         return None
 

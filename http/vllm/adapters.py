@@ -81,11 +81,11 @@ class AdapterRoutes:
         self.check_new(name, in_place=told["load_inplace"])
         examine = partial(examine_adapter, told["lora_path"], self.config.adapter_directory, self.config.model_path)
         try:
-            directory, digest = await asyncio.to_thread(examine)
+            found = await asyncio.to_thread(examine)
         except ModelError as error:
             raise RequestError(str(error), param="lora_path") from None
         self.check_new(name, in_place=told["load_inplace"])
-        change = adapters.load(name, digest, directory)
+        change, digest = adapters.load(name, *found), found.digest
         await self.until(
             name,
             lambda: adapters.stands(name, change),

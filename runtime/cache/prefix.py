@@ -2,10 +2,11 @@
 """The index from token prefixes to KV blocks, so that a prompt that begins like an earlier one is not computed again.
 
 A block is found by a chained hash: of its own tokens and, through the key of the block before it, of all earlier
-tokens. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing, and from
-the digest of the adapter with which keys and values are computed, so that those of another one are never found. The
-last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it. Where blocks end with
-states, one that is not full is found by whatever begins with all of its tokens (`end_keys`).
+tokens. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing. An
+adapter is in the key of the block that has the first position computed with it, and so in those of all later ones: what
+another one computed is never found, and what the model alone computed before it always is. The last, unfilled block of
+a prompt has a key as well, so that an identical prompt finds all of it. Where blocks end with states, one that is not
+full is found by whatever begins with all of its tokens (`end_keys`).
 
 A position whose rows are made of more than its token, as the first one of an image, has a number from OTHER_THAN_ID on
 in place of that token, which names whatever they are made of.
@@ -16,6 +17,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.cache.prefix_journal import PrefixJournal
 
 KEY_BYTES = 16
@@ -29,11 +31,10 @@ OTHER_MARK = (-1).to_bytes(8, "little", signed=True)
 Key = bytes
 
 
-def root_key(salt: str, adapter: str = "") -> Key:
-    """The start of the chain of every prompt with this salt that is computed with the adapter of this digest, in
-    hexadecimal; empty: with none."""
-    data, digest = salt.encode("utf-8", "surrogatepass"), bytes.fromhex(adapter)
-    return hashlib.blake2b(data, digest_size=KEY_BYTES, key=digest, person=b"salt").digest()
+def root_key(salt: str) -> Key:
+    """The start of the chain of every prompt with this salt."""
+    data = salt.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=b"salt").digest()
 
 
 def encoded(tokens: Sequence[int]) -> bytes:
@@ -50,28 +51,45 @@ def of_one(token: int) -> bytes:
     return OTHER_MARK + token.to_bytes(OTHER_BYTES, "little")
 
 
-def chain(parent: Key, tokens: Sequence[int]) -> Key:
-    """The key of a block with these tokens, after the block with the key `parent`. The number of tokens counts."""
+def chain(parent: Key, tokens: Sequence[int], first: int = 0, adapted: Adaptation = NOT_ADAPTED) -> Key:
+    """The key of a block with these tokens, the first of them at this position of its text, after the block with the
+    key `parent`. The number of tokens counts."""
+    if adapted.begins_in(first, first + len(tokens)):
+        parent = adapted_parent(parent, first, adapted)
     return hashlib.blake2b(encoded(tokens), digest_size=KEY_BYTES, key=parent).digest()
 
 
-def full_keys(prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> Iterator[Key]:
+def adapted_parent(parent: Key, first: int, adapted: Adaptation) -> Key:
+    """A parent's key with an adapter: for the key of the block that begins at this position and has the adapter's first
+    one. Of two blocks with the same tokens the adapter may begin at other ones."""
+    told = adapted.behind(first).told
+    return hashlib.blake2b(told, digest_size=KEY_BYTES, key=parent, person=b"adapter").digest()
+
+
+def full_keys(prompt: Sequence[int], salt: str, block_size: int, adapted: Adaptation = NOT_ADAPTED) -> Iterator[Key]:
     """Yield the keys of the blocks that a prompt fills. Each is computed when it is asked for."""
-    key = root_key(salt, adapter)
+    key = root_key(salt)
     for start in range(0, len(prompt) - block_size + 1, block_size):
-        key = chain(key, prompt[start : start + block_size])
+        key = chain(key, prompt[start : start + block_size], start, adapted)
         yield key
 
 
-def some_keys(parent: Key, tokens: Sequence[int], block_size: int) -> Iterator[Key]:
-    """Yield the keys of these tokens' blocks, after the block with the key `parent`. The last block may be partial."""
+def some_keys(
+    parent: Key, tokens: Sequence[int], block_size: int, first: int = 0, adapted: Adaptation = NOT_ADAPTED
+) -> Iterator[Key]:
+    """Yield the keys of these tokens' blocks, the first of them at this position, after the block with the key
+    `parent`. The last block may be partial."""
     for start in range(0, len(tokens), block_size):
-        parent = chain(parent, tokens[start : start + block_size])
+        parent = chain(parent, tokens[start : start + block_size], first + start, adapted)
         yield parent
 
 
-def end_keys(parent: Key, tokens: Sequence[int]) -> list[Key]:
-    """The keys that a block after `parent` would have with the first one of these tokens, the first two, and so on."""
+def end_keys(parent: Key, tokens: Sequence[int], first: int = 0, adapted: Adaptation = NOT_ADAPTED) -> list[Key]:
+    """The keys that a block after `parent`, which begins at this position, would have with the first one of these
+    tokens, the first two, and so on."""
+    if adapted.begins_in(first, first + len(tokens)):
+        own = adapted.start - first
+        return end_keys(parent, tokens[:own]) + end_keys(adapted_parent(parent, first, adapted), tokens)[own:]
     state, keys = hashlib.blake2b(digest_size=KEY_BYTES, key=parent), list[Key]()
     for token in tokens:
         state.update(encoded((token,)))

@@ -64,7 +64,7 @@ class AnswerRecompute:
                     NOTHING_DRAWN,
                     frozenset(),
                     Purpose.KV,
-                    finished.prefix.of_another_text,
+                    finished.prefix.behind(0),
                     history=history,
                 )
             )

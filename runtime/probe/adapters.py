@@ -3,10 +3,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pontil.runtime.errors import AdapterError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.adapter_facts import CONFIG, WEIGHTS, check_adapter, stored_digest
+
+
+class ExaminedAdapter(NamedTuple):
+    """An adapter that may be loaded: the digest of its files, their real directory, and the tokens that activate it, if
+    there are any."""
+
+    digest: str
+    directory: str
+    invocation: tuple[int, ...]
 
 
 def check_adapters(adapters: Mapping[str, str], model: Path) -> None:
@@ -18,12 +28,12 @@ def check_adapters(adapters: Mapping[str, str], model: Path) -> None:
             check_adapter(Path(directory), config, f"the adapter {name}")
 
 
-def examine_adapter(directory: str, allowed: Sequence[str], model: Path) -> tuple[str, str]:
-    """Return the real directory of an adapter within the allowed ones, and its digest. Raises ModelError for one that
-    cannot be computed for the model, as far as that is known from its configuration and the header of its weights."""
+def examine_adapter(directory: str, allowed: Sequence[str], model: Path) -> ExaminedAdapter:
+    """Examine an adapter within the allowed directories. Raises ModelError for one that cannot be computed for the
+    model, as far as that is known from its configuration and the header of its weights."""
     path = real_directory(directory, allowed)
-    check_adapter(path, read_config(model), f"the adapter in {path}")
-    return str(path), stored_digest(path)
+    found = check_adapter(path, read_config(model), f"the adapter in {path}")
+    return ExaminedAdapter(stored_digest(path, found.config), str(path), found.invocation)
 
 
 def real_directory(directory: str, allowed: Sequence[str]) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.engine.sequences.streamed import MediaInputs
@@ -70,9 +71,10 @@ def request_of(receipt: Receipt, prompt: Sequence[int], machine: WorkerResources
     params, choice = receipt.params, receipt.statement["choice"]
     siblings: list[list[int]] = [[0] if number != choice else [] for number in range(params.n)]
     alone: dict[str, Any] = {} if params.n == 1 else {"delivered": siblings, "choices": [choice]}
-    request = make_request(
-        Submit("", "", name, 0, list(prompt), params.to_wire(), adapter=receipt.adapter, **alone), machine
-    )
+    if (adapter := machine.adapters.by_digest.get(receipt.adapter)) is not None:
+        adapted = Adaptation.of(receipt.adapter, adapter.invocation, prompt)
+        alone |= {"adapter": adapted.digest, "adapter_start": adapted.start}
+    request = make_request(Submit("", "", name, 0, list(prompt), params.to_wire(), **alone), machine)
     if params.grammar is not None:
         give(request, machine.grammars.compile(params.grammar))
     return request

@@ -13,19 +13,22 @@ from pontil.runtime.wire.adapter_messages import AdapterState, AdapterTable
 
 # Names that are remembered, unloaded ones among them: then the one that was unloaded longest ago is forgotten.
 MOST_NAMES = 1024
+MOST_ID = 1 << 31
 DIGEST = re.compile(r"[0-9a-f]{64}|", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterChange:
     """The last change of a name: its number, the digest of the adapter that it stands for since then, empty: of none,
-    and the directory of that one. Of two with one number all choose the same. One that was `retracted` is later than
-    itself, and than no other one: who has not heard of all changes takes back no other one's."""
+    the directory of that one. Of two with one number all choose the same. One that was `retracted` is later than
+    itself, and than no other one: who has not heard of all changes takes back no other one's. The tokens of its
+    `invocation` activate the adapter, if there are any: its digest tells these."""
 
     number: int
     digest: str
     directory: str
     retracted: bool = False
+    invocation: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def stands_for(self) -> str:
@@ -33,11 +36,21 @@ class AdapterChange:
         return "" if self.retracted else self.digest
 
 
+def is_sound(change: AdapterChange) -> bool:
+    return bool(DIGEST.fullmatch(change.digest)) and all(0 <= token < MOST_ID for token in change.invocation)
+
+
 def told(message: AdapterTable | AdapterState) -> dict[str, AdapterChange]:
     """Return the changes that a message tells, by name."""
     digests, directories, retracted = message.digests, message.directories, message.retracted or ()
     return {
-        name: AdapterChange(number, digests.get(name, ""), directories.get(name, ""), name in retracted)
+        name: AdapterChange(
+            number,
+            digests.get(name, ""),
+            directories.get(name, ""),
+            name in retracted,
+            tuple(message.invocations.get(name, ())),
+        )
         for name, number in message.changes.items()
     }
 
@@ -57,11 +70,6 @@ class AdapterBook:
         change = self.changes.get(name)
         return before if change is None else change.stands_for or None
 
-    def directory_of(self, name: str) -> str:
-        """Return the directory of the adapter for which a name stands since a change; empty where there was none."""
-        change = self.changes.get(name)
-        return "" if change is None else change.directory
-
     def named(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the digests of all names, where these were there when the launch began."""
         kept = {name: digest for name, digest in before.items() if name not in self.changes}
@@ -69,7 +77,7 @@ class AdapterBook:
 
     def take(self, message: AdapterTable | AdapterState) -> list[str]:
         """Merge what another process knows. Return the names that changed."""
-        return self.merge({name: one for name, one in told(message).items() if DIGEST.fullmatch(one.digest)})
+        return self.merge({name: one for name, one in told(message).items() if is_sound(one)})
 
     def merge(self, changes: Mapping[str, AdapterChange]) -> list[str]:
         newer = [name for name, one in changes.items() if name not in self.changes or one > self.changes[name]]
@@ -100,4 +108,5 @@ class AdapterBook:
             "digests": {name: change.digest for name, change in items},
             "directories": {name: change.directory for name, change in items},
             "retracted": [name for name, change in items if change.retracted],
+            "invocations": {name: list(change.invocation) for name, change in items if change.invocation},
         }

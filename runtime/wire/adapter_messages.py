@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class AdapterTable:
     """From proxy to worker: all that I know of adapters, by their names: the number of the last change, the digest of
-    the adapter's files, empty where it was unloaded, and the directory that has them. Of two changes the one with the
-    higher number counts. Of the names in `retracted` the change was taken back; None: I am of an earlier version, that
-    knows none. Sent after each Welcome, and with each change. Answered by an AdapterState."""
+    the adapter's files, empty where it was unloaded, the directory that has them, and the tokens that activate it, if
+    there are any, in `invocations`. Of two changes the one with the higher number counts. Of the names in `retracted`
+    the change was taken back; None: I am of an earlier version, that knows none. Sent after each Welcome, and with each
+    change. Answered by an AdapterState."""
 
     sender: str
     receiver: str
@@ -17,6 +18,7 @@ class AdapterTable:
     digests: dict[str, str] = field(default_factory=dict)
     directories: dict[str, str] = field(default_factory=dict)
     retracted: list[str] | None = None
+    invocations: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,4 @@ class AdapterState:
     failed: dict[str, str] = field(default_factory=dict)
     memory: list[str] = field(default_factory=list)
     retracted: list[str] | None = None
+    invocations: dict[str, list[int]] = field(default_factory=dict)

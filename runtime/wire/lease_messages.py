@@ -19,8 +19,8 @@ REFUSED = "refused"
 class LeaseOrder:
     """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
     "resume" it is to keep what an earlier process left here, or what was computed here: the blocks with these `keys`,
-    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt`, `adapter` and
-    `adapter_directory` are as in LeaseState. To "refund" it is to end it, as no other worker takes it from one that
+    one behind the other, of a lease that began `age` seconds ago; its `prompt`, `salt`, `adapter`, `adapter_directory`
+    and `adapter_start` are as in LeaseState. To "refund" it is to end it, as no other worker takes it from one that
     drains, or the proxy that bills it has ended it; to "let_go" of it the same, as another one has it, which took it
     later: by more `moves` than this worker. Answered by a LeaseState if that changes anything."""
 
@@ -37,6 +37,7 @@ class LeaseOrder:
     adapter: str = ""
     moves: int = 0
     adapter_directory: str = ""
+    adapter_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ class LeaseState:
     and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
     it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
     refused or refunded. It is sent before the tokens of the step that computed its prompt. The `prompt`, token ids of 4
-    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest, of
-    which the `adapter_directory` has the files where it came while the launch runs: who begins later knows no other
-    way to it. The sender was given it by so many `moves` from one worker to another: of two that hold it, the one with
-    more has it."""
+    bytes, comes with the keys where it is known; it is found with this `salt` and the `adapter` of this digest, in use
+    from the position `adapter_start` on, of which the `adapter_directory` has the files where it came while the launch
+    runs: who begins later knows no other way to it. The sender was given it by so many `moves` from one worker to
+    another: of two that hold it, the one with more has it."""
 
     sender: str
     receiver: str
@@ -67,6 +68,7 @@ class LeaseState:
     adapter: str = ""
     moves: int = 0
     adapter_directory: str = ""
+    adapter_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ class Hello:
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
     serves during an upgrade, with the `tokenizer_digest` of its files; `version` is that of pontil. `adapters` has the
-    digests of the adapters that it has begun with, by their names; it `loads_adapters` while it runs, if it does.
+    digests of the adapters that it has begun with, by their names, and `invocations` the tokens that activate some of
+    them; it `loads_adapters` while it runs, if it does.
     `registration` grows whenever the worker has let go of a proxy and its requests, of which it heard nothing, or of a
     connection on which it had said Hello. `sender`, `schema`, `name` and `pid` keep name and type in every version:
     they are needed to refuse a worker of another version.
@@ -51,6 +52,7 @@ class Hello:
     tokenizer_digest: str | None = None
     adapters: dict[str, str] = field(default_factory=dict)
     loads_adapters: bool = False
+    invocations: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

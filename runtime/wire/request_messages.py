@@ -54,8 +54,9 @@ class Submit:
     Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
     the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation and
     `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
-    An `adapter` is named by the digest of its files; empty: the model is asked as it is. Where it was loaded while the
-    launch runs, `adapter_directory` has them: the worker may have begun after its name was free.
+    An `adapter` is named by the digest of its files; empty: the model is asked as it is. It is in use from the position
+    `adapter_start` of the prompt on. Where it was loaded while the launch runs, `adapter_directory` has them: the
+    worker may have begun after its name was free.
 
     Where another router brings the two workers together, neither knows of the other's request. The phase "hold" does
     all of it, and keeps the prompt's blocks under `transfer_id` for whichever decode worker claims them. The phase
@@ -108,6 +109,7 @@ class Submit:
     lease: dict[str, Any] | None = None
     adapter: str = ""
     adapter_directory: str = ""
+    adapter_start: int = 0
 
 
 @value(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters as clients ask for them: by the name of a model, at every endpoint that generates."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_ollamas_list_has_adapters(adapting: ScriptedSite) -> None:
     model, *adapters = adapting.ask("GET", "/api/tags").json["models"]
     assert [one["name"] for one in adapters] == [f"{name}:latest" for name in DIGESTS]
     assert {one["details"]["parent_model"] for one in adapters} == {model["name"]}
+
+
+def test_an_adapter_that_tokens_activate_begins_where_they_stand(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer) as made:
+        worker = made.worker("mixed:0", adapters=DIGESTS, invocations={"sql": [7, 8]})
+        prompts = [[5, 7, 8, 9], [7, 8, 7, 8, 8], [8, 7, 9], [7, 8]]
+        assert made.complete(prompts, model="sql", max_tokens=1).status == 200
+        sent = sorted((worker.submits.get(timeout=30) for _ in prompts), key=lambda one: prompts.index(one.prompt))
+        own = DIGESTS["sql"]
+        assert [(one.adapter, one.adapter_start) for one in sent] == [(own, 1), (own, 2), ("", 0), (own, 0)]
+        assert made.complete([5, 7, 8], model="team/law").status == 200
+        assert worker.submits.get(timeout=30).adapter_start == 0
 
 
 def test_a_receipt_states_the_adapter(adapting: ScriptedSite) -> None:
@@ -180,6 +193,30 @@ def test_an_adapter_is_loaded_and_unloaded_in_all_workers(loading: Loading, tmp_
         assert made.complete(model=name).status == unload(made, name).status == 404
     assert listed(made) == ["team/law"]
     assert load(made, "sql", tmp_path / "adapters" / "one").status == 200 and listed(made) == ["team/law", "sql"]
+
+
+def test_an_adapter_that_is_loaded_tells_which_tokens_activate_it(loading: Loading, tmp_path: Path) -> None:
+    made, workers = loading
+    told, own = list[AdapterTable](), workers[1]
+
+    def note(message: AdapterTable) -> None:
+        told.append(message)
+        own.answer(message)
+
+    own.worker.on_adapters = note
+    config = tmp_path / "adapters" / "one" / "adapter_config.json"
+    plain = json.loads(config.read_text())
+    config.write_text(json.dumps(plain | {"alora_invocation_tokens": [7, 8]}))
+    assert load(made, "late", config.parent).status == 200
+    assert told[-1].invocations == {"late": [7, 8]}
+    for prompt, start in (([7, 8, 9], 0), ([5, 7, 8], 1)):
+        assert made.complete(prompt, model="late").status == 200
+        sent = own.worker.submits.get(timeout=30)
+        assert (sent.adapter, sent.adapter_start) == (stored_digest(config.parent), start)
+    for wrong, says in (([1 << 20], "is for another base"), ([], "has 0 tokens")):
+        config.write_text(json.dumps(plain | {"alora_invocation_tokens": wrong}))
+        answer = load(made, "wrong", config.parent)
+        assert answer.status == 400 and says in answer.json["error"]["message"]
 
 
 def test_a_worker_that_comes_is_told_and_a_proxy_that_begins_is_told_by_workers(

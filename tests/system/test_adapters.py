@@ -17,7 +17,9 @@ from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.launcher.cli import cli
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
-NAMES = ("base", "one", "two")
+NAMES = ("base", "one", "two", "late")
+# The tokens that activate the last one, and the whole blocks before them.
+INVOCATION, BEFORE = PROMPT[70:72], 64
 OPTIONS = ("--kv-cache-memory", "8MiB", "--restart-delay", "0.1", "--share-devices", "--served-model-name", "base")
 # A worker of one rank for each role, and one of two ranks; and the one that is killed.
 SITES = (
@@ -27,7 +29,8 @@ SITES = (
 
 
 def adapters_of(model: Path, folder: Path) -> list[str]:
-    """Write two adapters for all linear layers of a model; return the launch's options for them."""
+    """Write adapters for all linear layers of a model, one that tokens activate among them; return the launch's options
+    for them."""
     weights = {
         name.removesuffix(".weight"): tensor.shape
         for name, tensor in load_file(model / "model.safetensors").items()
@@ -37,7 +40,8 @@ def adapters_of(model: Path, folder: Path) -> list[str]:
     for seed, name in enumerate(NAMES[1:]):
         torch.manual_seed(seed)
         layers = {layer: LowRank(torch.randn(4, size[1]), torch.randn(size[0], 4)) for layer, size in weights.items()}
-        words += ["--adapter", f"{name}={write_adapter(folder / name, layers)}"]
+        activated = {"alora_invocation_tokens": INVOCATION} if name == "late" else {}
+        words += ["--adapter", f"{name}={write_adapter(folder / name, layers, **activated)}"]
     return words
 
 
@@ -62,22 +66,24 @@ def test_adapters_across_the_handoff_and_kills(tmp_path: Path, model: str) -> No
     adapters = adapters_of(Path(model), tmp_path)
     with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
         alone = answers(served)
-        assert [cached for _, cached in alone.values()] == [0, 0, 0]
-        assert len({str(ids) for ids, _ in alone.values()}) == 3
-        receipt = ask(served, "two", {"pontil-receipt": "1"})
+        # The one that tokens activate finds what the model has computed before them.
+        assert [cached for _, cached in alone.values()] == [0, 0, 0, BEFORE]
+        assert len({str(ids) for ids, _ in alone.values()}) == len(NAMES)
+        receipts = {name: ask(served, name, {"pontil-receipt": "1"}) for name in ("two", "late")}
     pair = ("--prefill", "cpu:0", "--decode", "cpu:0", "--disagg", "always")
     with launched(tmp_path, "--model", model, *pair, *adapters, *OPTIONS) as served:
         assert answers(served) == alone
         again = answers(served)
         assert {name: ids for name, (ids, _) in again.items()} == {name: ids for name, (ids, _) in alone.items()}
-        assert [cached for _, cached in again.values()] == [88, 88, 88]
+        assert [cached for _, cached in again.values()] == [88] * len(NAMES)
         wait_for_records(served, 15)
         kill(served, "prefill:0", "decode:0")
         assert answers(served) == again
-    (tmp_path / "answer").write_text(json.dumps(receipt))
     words = ["verify", str(tmp_path / "answer"), "--model", model]
-    made = CliRunner().invoke(cli, [*words, "--adapter", str(tmp_path / "two")], standalone_mode=False)
-    assert made.return_value == 0 and "are equal" in made.output, (made.output, made.exception)
+    for name in ("late", "two"):
+        (tmp_path / "answer").write_text(json.dumps(receipts[name]))
+        made = CliRunner().invoke(cli, [*words, "--adapter", str(tmp_path / name)], standalone_mode=False)
+        assert made.return_value == 0 and "are equal" in made.output, (made.output, made.exception)
     for other in ([], ["--adapter", str(tmp_path / "one")]):
         made = CliRunner().invoke(cli, [*words, *other], standalone_mode=False)
         assert made.return_value == 1 and "the adapter of the receipt is" in made.output, (made.output, made.exception)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from adapter_history import HEARD_LATE, HEARD_WITHIN, UNREADABLE, AdapterHistory
 from engine_process import TinyModel
 from gates import AdminCall
-from hash_adapters import BROKEN, GOOD, HashAdapters, bytes_of, values_of
-from hash_model import NEXT_SALT, answer_of
+from hash_adapters import BROKEN, GOOD, HashAdapters, bytes_of, starts_of, values_of
+from hash_model import NEXT_SALT, NOTHING, MixedIn, answer_of
 from http_reader import HttpReader
 from receipt_clients import KEY
 from releases import waits_for_its_release, was_begun_by_next
@@ -248,9 +248,10 @@ def no_answer_is_of_another_adapter(run: "SeedRun") -> Iterator[str]:
         if call.ids is None:
             continue
         known = [value for value in values if value not in (None, UNREADABLE)]
-        rights = [
-            answer_of(call.prompt, call.seed, 0, call.tokens, vocab, salt ^ value) for salt in salts for value in known
-        ]
+        starts = starts_of(run.model.config, call.prompt)
+        mixed_in = [MixedIn(value, starts[value]) if value in starts else NOTHING for value in known]
+        asked = call.prompt, call.seed, 0, call.tokens, vocab
+        rights = [answer_of(*asked, salt, one) for salt in salts for one in mixed_in]
         if call.ids not in rights:
             yield f"{call.name} for {call.model} has the answer of another adapter than {known}"
 

@@ -18,15 +18,18 @@ from pontil.http.vllm import adapters as routes
 from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.probe.adapters import examine_adapter
+from pontil.runtime.probe.adapters import ExaminedAdapter, examine_adapter
 
 LAYER = "model.layers.0.self_attn.q_proj"
 # The directories of adapters, and of one with numbers that are not finite: workers find that, and proxies do not.
 GOOD, BROKEN = ("first", "second", "third", "fourth", "fifth"), "broken"
+# The tokens that activate some of them. Prompts have one of these often, and two seldom, as answers do.
+INVOCATIONS = {"second": [9], "third": [9, 14], "fifth": [40]}
 
 
 class HashAdapters(ModelAdapters):
-    """The adapters in a worker's memory: the `values` of those that are, by their numbers."""
+    """The adapters in a worker's memory: the `values` of those that are, by their numbers. One is mixed into the hash
+    before the first position that is computed with it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(RowAdapters(), ())
@@ -65,6 +68,7 @@ def write_adapters(folder: Path, config: ModelConfig) -> None:
         tensors = {f"{prefix}.lora_A.weight": torch.ones(1, size.inputs), f"{prefix}.lora_B.weight": up}
         save_file(tensors, directory / "adapter_model.safetensors")
         told: dict[str, Any] = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
+        told |= {"alora_invocation_tokens": INVOCATIONS.get(name)}
         (directory / "adapter_config.json").write_text(json.dumps(told))
 
 
@@ -72,6 +76,18 @@ def values_of(config: ModelConfig) -> dict[str, int]:
     """Return the value of each adapter, by its directory: the oracle."""
     outputs = adaptable_layers(config)[LAYER].outputs
     return {name: value_of(torch.full((outputs, 1), 1.0 + place)) for place, name in enumerate(GOOD)}
+
+
+def starts_of(config: ModelConfig, prompt: Sequence[int]) -> dict[int, int]:
+    """Return the positions from which on a prompt is computed with the adapters of these values, those that are: the
+    oracle."""
+    starts, values = dict[int, int](), values_of(config)
+    for name, value in values.items():
+        tokens = INVOCATIONS.get(name, [])
+        places = [at for at in range(len(prompt)) if tokens and list(prompt[at : at + len(tokens)]) == tokens]
+        if places or not tokens:
+            starts[value] = places[-1] if places else 0
+    return starts
 
 
 def bytes_of(config: ModelConfig) -> int:
@@ -82,7 +98,7 @@ def bytes_of(config: ModelConfig) -> int:
 def examine_for(model: Path) -> None:
     """Have proxies examine adapters for the model in this directory, as theirs has none."""
 
-    def examined(directory: str, allowed: Sequence[str], _: Path) -> tuple[str, str]:
+    def examined(directory: str, allowed: Sequence[str], _: Path) -> ExaminedAdapter:
         return examine_adapter(directory, allowed, model)
 
     untyped: Any = routes

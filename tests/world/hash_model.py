@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import hash_logits
 import numpy as np
@@ -49,6 +50,16 @@ MEASURED = "measured"
 ONE_HEAD = range(1)
 
 
+class MixedIn(NamedTuple):
+    """The value of an adapter, and the position before which it is mixed into a running hash."""
+
+    value: int = 0
+    position: int = 0
+
+
+NOTHING = MixedIn()
+
+
 def layout_of(block_size: int, heads: int = 1, rank: int = 0, ranks: int = 1) -> KVLayout:
     return KVLayout(block_size, 1, heads, 1, "float32", rank=rank, ranks=ranks)
 
@@ -82,17 +93,22 @@ def salt_of_model(name: str) -> int:
     return 0 if name == "tiny" else zlib.crc32(name.encode())
 
 
-def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int, salt: int = 0) -> list[int]:
+def answer_of(
+    prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int, salt: int = 0, adapted: MixedIn = NOTHING
+) -> list[int]:
     """Return the tokens of a choice: the oracle. The hashes of each release of the model begin with another salt."""
-    return list(tokens_after(tuple(prompt), seed, choice, count, vocab, salt))
+    return list(tokens_after(tuple(prompt), seed, choice, count, vocab, (salt, *adapted)))
 
 
 @cache
-def tokens_after(prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int, salt: int) -> list[int]:
+def tokens_after(
+    prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int, begins: tuple[int, int, int]
+) -> list[int]:
     """Return the tokens of a choice. Several checks ask for those of each."""
-    running, ids = salt, list[int]()
-    for token in prompt:
-        running = mixed(running, token)
+    running, value, start = begins
+    ids = list[int]()
+    for position, token in enumerate(prompt):
+        running = mixed(running ^ value if position == start else running, token)
     for _ in range(count):
         ids.append(token_after(running, seed, choice, vocab))
         running = mixed(running, ids[-1])
@@ -119,11 +135,11 @@ def tokens_of(sequence: EngineSequence, start: int, end: int) -> Sequence[int]:
 
 
 class PrefixHashes:
-    """The running hashes of one sequence, which begin with a `salt`: the last, and the `cells` of all positions, by
-    block and in it by plane, as they lie in a pool of head 0 alone."""
+    """The running hashes of one sequence, which begin with a `salt`, and have something of its adapter `mixed_in`: the
+    last, and the `cells` of all positions, by block and in it by plane, as they lie in a pool of head 0 alone."""
 
-    def __init__(self, size: int, salt: int) -> None:
-        self.size, self.salt = size, salt
+    def __init__(self, size: int, salt: int, mixed_in: MixedIn) -> None:
+        self.size, self.salt, self.mixed_in = size, salt, mixed_in
         self.running, self.count = salt, 0
         self.cells = array("i")
 
@@ -136,10 +152,11 @@ class PrefixHashes:
         tokens, offset = tokens_of(span.sequence, start, end), start % size
         assert len(tokens) == end - start, "each position has a token"
         place = 2 * (start - offset) + offset
-        for token in tokens:
+        value, adapted_from = self.mixed_in
+        for position, token in enumerate(tokens, start):
             if not offset:
                 cells.frombytes(bytes(2 * size * cells.itemsize))
-            running = mixed(running, token)
+            running = mixed(running ^ value if position == adapted_from else running, token)
             cells[place], cells[place + size] = running & LOW, running >> HALF
             place, offset = place + 1, offset + 1
             if offset == size:
@@ -212,12 +229,12 @@ class HashRunner:
         return made
 
     def hashes_of(self, sequence: EngineSequence) -> PrefixHashes:
-        """Return the hashes of a sequence, which begin with that of the adapter that has its number now."""
-        mixed_in = 0 if self.adapters is None else self.adapters.salt(sequence.prefix.adapter.number, sequence.id)
-        salt, hashes = self.salt ^ mixed_in, self.hashes.get(sequence)
+        """Return the hashes of a sequence, which have the adapter in them that has its number now."""
+        prefix, hashes = sequence.prefix, self.hashes.get(sequence)
+        value = 0 if self.adapters is None else self.adapters.salt(prefix.adapter.number, sequence.id)
         if hashes is None:
-            hashes = self.hashes[sequence] = PrefixHashes(self.size, salt)
-        if hashes.salt != salt:
+            hashes = self.hashes[sequence] = PrefixHashes(self.size, self.salt, MixedIn(value, prefix.start))
+        if (hashes.salt, hashes.mixed_in.value) != (self.salt, value):
             HERE.world.violate(f"every_row_has_its_adapter: {sequence.id} goes on with another one")
         return hashes
 

@@ -147,8 +147,9 @@ class HashTiles:
     def write(self, span: TileSpan, ids: Sequence[int]) -> None:
         """Write the cells of a span's positions."""
         running = self.running_before(span)
+        value = self.adapters.salt(span.adapter, "a follower's row")
         for position, token in enumerate(ids, span.start):
-            running = mixed(running, token)
+            running = mixed(running ^ value if position == span.adapted_from else running, token)
             block, slot = span.blocks[position // self.size], position % self.size
             if slot == 0:
                 self.begins(block)
@@ -159,7 +160,7 @@ class HashTiles:
     def running_before(self, span: TileSpan) -> int:
         """Return the hash that the cell before a span holds."""
         if span.start == 0:
-            return self.adapters.salt(span.adapter, "a follower's row")
+            return 0
         before = span.start - 1
         cells = self.cells[span.blocks[before // self.size], :, before % self.size]
         form, high = form_of(self.heads.start), cells[len(self.heads)]

@@ -10,10 +10,11 @@ from simulation import simulated
 
 FEW = ("--adapters", "1", "--requests", "15")
 PLANTED = {
-    "adapter-in-use-leaves-memory": (11, "every_row_has_its_adapter"),
+    "adapter-enters-keys-a-block-late": (1, "no_wrong_block_is_read"),
+    "adapter-in-use-leaves-memory": (21, "every_row_has_its_adapter"),
     "adapter-is-not-in-the-prefix-key": (1, "no_wrong_block_is_read"),
     "adapters-share-a-number": (26, "every_row_has_its_adapter"),
-    "adapters-wait-for-each-other": (11, "adapters_are_answered"),
+    "adapters-wait-for-each-other": (28, "adapters_are_answered"),
     "new-proxy-goes-by-names-of-the-launch": (78, "no_answer_is_of_another_adapter"),
     "pullers-keep-their-adapters": (6, "adapters_are_answered"),
     "restarted-worker-is-not-told-adapters": (1, "all_know_the_same_adapters"),

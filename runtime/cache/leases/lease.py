@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.cache.prefix import Key
 
 # The states of a lease. One that is HELD may be at another worker a moment later; the others are its end.
@@ -90,22 +91,24 @@ ID_BYTES = array("I").itemsize
 @dataclass(frozen=True, slots=True)
 class LeasedPrompt:
     """The prompt behind the keys of a lease, from which another worker can compute its blocks: token `ids`, one behind
-    the other, the salt, and the digest of the adapter, with the directory of its files where it came while the launch
-    runs. Without ids it is not known."""
+    the other, the salt, and how it is computed with an adapter, with the directory of its files where it came while
+    the launch runs. Without ids it is not known."""
 
     ids: bytes = field(default=b"", repr=False)
     salt: str = ""
-    adapter: str = ""
+    adapted: Adaptation = NOT_ADAPTED
     directory: str = ""
 
     @classmethod
-    def of(cls, tokens: Sequence[int], salt: str, adapter: str, directory: str) -> "LeasedPrompt":
-        return cls(array("I", tokens).tobytes(), salt, adapter, directory)
+    def of(cls, tokens: Sequence[int], salt: str, adapted: Adaptation, directory: str) -> "LeasedPrompt":
+        """Return the prompt of these tokens, the first ones of one that is so computed."""
+        own = adapted.within(len(tokens))
+        return cls(array("I", tokens).tobytes(), salt, own, directory if own.digest else "")
 
     @property
     def fields(self) -> tuple[bytes, str, str]:
         """The ids, the salt and the digest, as messages have them behind each other."""
-        return self.ids, self.salt, self.adapter
+        return self.ids, self.salt, self.adapted.digest
 
     @property
     def tokens(self) -> list[int]:

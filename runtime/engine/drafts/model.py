@@ -261,7 +261,7 @@ def twin_of(sequence: Sequence, skipped: int) -> Sequence:
         prompt,
         params,
         sequence.stop_token_ids,
-        prefix=sequence.prefix.of_another_text,
+        prefix=sequence.prefix.behind(skipped),
         branch=Branch(sequence.branch.choice, forked=True),
         output=output,
         drafting=DraftState(skipped=skipped),

@@ -314,16 +314,17 @@ class PrefixCache:
 
     def register_answer(self, sequence: Sequence) -> None:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
-        size, keys = self.block_size, self.keys_of(sequence)
-        tokens, full = keys.prompt + sequence.output, keys.full
-        key = keys.all[full - 1] if full else sequence.prefix.root
-        for index in range(full, sequence.computed // size):
-            key = chain(key, tokens[index * size : (index + 1) * size])
-            self.add(key, sequence.blocks[index])
+        size, full = self.block_size, self.keys_of(sequence).full
+        keys = self.keys_of(sequence).with_answer(sequence.output)
         whole, count = divmod(sequence.computed, size)
+        keys.make(whole - full)
+        for index in range(full, whole):
+            self.add(keys.made[index], sequence.blocks[index])
         # Another choice may still write on in a block that is its own too.
         if self.whole and count and not self.pool.is_shared(sequence.blocks[whole]):
-            self.add(chain(key, tokens[whole * size : sequence.computed]), sequence.blocks[whole])
+            parent, first = keys.made[whole - 1] if whole else keys.root, whole * size
+            key = chain(parent, keys.prompt[first : sequence.computed], first, keys.adapted)
+            self.add(key, sequence.blocks[whole])
 
     def add(self, key: Key, block: int, final: bool = True) -> None:
         self.pool.index.add(key, block, final)

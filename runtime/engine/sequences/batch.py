@@ -9,6 +9,7 @@ different classes (rule C16).
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.foundation.value import value
@@ -90,7 +91,8 @@ class Batch:
 
 
 def adapter_number(span: Span) -> int:
-    return span.sequence.prefix.adapter.number
+    prefix = span.sequence.prefix
+    return prefix.adapter.number if span.start + span.count > prefix.start else NO_ADAPTER
 
 
 def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:

@@ -11,13 +11,14 @@ from pontil.runtime.errors import AdapterError
 @dataclass(slots=True)
 class KnownAdapter:
     """An adapter: where its files are, the bytes that it takes while it is in memory, if it is, and the number of its
-    last use."""
+    last use. Of those that a worker begins with, the tokens of the `invocation` that activates it, if there are any."""
 
     used: UsedAdapter
     directory: str
     nbytes: int = 0
     is_loaded: bool = False
     last_use: int = 0
+    invocation: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +54,12 @@ class KnownAdapters:
     def named(self, name: str) -> UsedAdapter | None:
         digest = self.by_name.get(name)
         return None if digest is None else self.by_digest[digest].used
+
+    @property
+    def invocations(self) -> dict[str, list[int]]:
+        """The tokens that activate adapters, by their names."""
+        named = {name: self.by_digest[digest].invocation for name, digest in self.by_name.items()}
+        return {name: list(tokens) for name, tokens in named.items() if tokens}
 
     def has_in_memory(self, digest: str) -> bool:
         """Return whether an adapter is in memory; the model as it is always is."""

@@ -21,9 +21,9 @@ from pontil.runtime.models.media_rows import MediaRows
 
 # Tables that followers keep: more than a tile has spans.
 MOST_TABLES = 1024
-# Numbers that describe a span: its start and count, its adapter, its drafts, the slot of its table, the blocks of it
-# that stay, and new ones.
-SPAN_FIELDS = 7
+# Numbers that describe a span: its start and count, its adapter, its drafts, the position from which on it has the
+# adapter, the slot of its table, the blocks of it that stay, and new ones.
+SPAN_FIELDS = 8
 
 
 class PlanWriter:
@@ -43,7 +43,8 @@ class PlanWriter:
         spans, blocks = array("i"), array("i")
         for span in plan.spans:
             slot, kept_count, new_blocks = self.change(span)
-            spans.extend((span.start, span.count, span.adapter, span.drafts, slot, kept_count, len(new_blocks)))
+            own = span.start, span.count, span.adapter, span.drafts, span.adapted_from
+            spans.extend((*own, slot, kept_count, len(new_blocks)))
             blocks.extend(new_blocks)
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
         columns = {name: array("i", column).tobytes() for name, column in numbers.items()}
@@ -105,9 +106,9 @@ class PlanReader:
         self.highest = max((self.highest, *blocks))
         spans, first = list[TileSpan](), 0
         columns = (numbers[place::SPAN_FIELDS] for place in range(SPAN_FIELDS))
-        for start, count, adapter, drafts, slot, kept_count, added_count in zip(*columns, strict=True):
+        for start, count, adapter, drafts, adapted_from, slot, kept_count, added_count in zip(*columns, strict=True):
             table = self.table(slot, kept_count, blocks[first : first + added_count], added_count)
-            spans.append(TileSpan(start, count, table, adapter, drafts))
+            spans.append(TileSpan(start, count, table, adapter, drafts, adapted_from))
             first += added_count
         if first != len(blocks):
             raise ValueError("blocks of no table")

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.sequences.batch import Span, Tile
 from pontil.runtime.engine.sequences.draft_state import KEPT_STATES
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.streamed import MediaInputs
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -60,15 +61,17 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int], 
     ids = list[int]()
     for span in tile.spans:
         ids += span.ids
-    spans = [
-        TileSpan(span.start, span.count, span.sequence.blocks, span.sequence.prefix.adapter.number, len(span.drafts))
-        for span in tile.spans
-    ]
+    spans = [tile_span(span, span.sequence.prefix) for span in tile.spans]
     embeddings, media = embeddings_of(tile), None
     seeing = next((one for span in tile.spans if (one := span.sequence.streams.media) is not None), None)
     if seeing is not None:
         embeddings, media = media_of(tile, seeing)
     return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings, on_device, media)
+
+
+def tile_span(span: Span, prefix: SaltedPrefix) -> TileSpan:
+    blocks, drafts = span.sequence.blocks, len(span.drafts)
+    return TileSpan(span.start, span.count, blocks, prefix.adapter.number, drafts, prefix.start)
 
 
 def media_of(tile: Tile, seeing: MediaInputs) -> tuple[Tensor, MediaRows]:

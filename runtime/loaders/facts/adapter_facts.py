@@ -26,6 +26,8 @@ MOST_RANK = 256
 MOST_BYTES = 2 << 30
 """The file of weights is read at once, so that its digest is that of the numbers."""
 MOST_CONFIG_BYTES = 1 << 20
+MOST_INVOCATION, MOST_ID = 256, 1 << 31
+INVOCATION = "alora_invocation_tokens"
 READ_BYTES = 1 << 20
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 PLAIN_KEY = re.compile(r"[\w.]+")
@@ -42,7 +44,6 @@ UNSUPPORTED = {
     "modules_to_save": "brings whole modules of its own (modules_to_save)",
     "trainable_token_indices": "brings tokens of its own (trainable_token_indices)",
     "target_parameters": "adapts parameters that are no linear layers (target_parameters)",
-    "alora_invocation_tokens": "is activated by tokens (aLoRA)",
     "lora_bias": "has biases of its own (lora_bias)",
     "fan_in_fan_out": "has transposed weights (fan_in_fan_out)",
     "megatron_config": "is divided as Megatron does",
@@ -68,13 +69,14 @@ class AdapterSize(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """The factors of an adapter's layers, and the ranks that its configuration states; those of single layers, or of
-    all with an ending of their name, in patterns."""
+    all with an ending of their name, in patterns. The tokens of its `invocation` activate it, if there are any."""
 
     rank: int
     alpha: float
     by_root: bool
     ranks: Mapping[str, Any]
     alphas: Mapping[str, Any]
+    invocation: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, directory: Path, config: bytes) -> Scaling:
@@ -97,7 +99,8 @@ class Scaling:
         for key in (*ranks, *alphas):
             if not PLAIN_KEY.fullmatch(key):
                 raise AdapterError(f"{path} has the pattern {short(key)}: this version reads names of layers only")
-        return cls(whole_rank(data, "r"), number(data, "lora_alpha"), bool(data.get("use_rslora")), ranks, alphas)
+        factors = whole_rank(data, "r"), number(data, "lora_alpha"), bool(data.get("use_rslora")), ranks, alphas
+        return cls(*factors, read_invocation(data.get(INVOCATION), path))
 
     def factor(self, name: str, rank: int) -> float:
         """Return what a layer's product is multiplied by. Raises AdapterError where the tensors have another rank than
@@ -107,6 +110,18 @@ class Scaling:
             raise AdapterError(f"the adapter of {name} has rank {rank}, and {CONFIG} says {stated}: save it again")
         alpha = number(dict(self.alphas), key) if (key := key_for(self.alphas, name)) else self.alpha
         return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def read_invocation(told: object, path: Path) -> tuple[int, ...]:
+    """Return the tokens that activate an adapter; none for one that always is."""
+    if told is None:
+        return ()
+    if type(told) is not list or not all(type(token) is int and 0 <= token < MOST_ID for token in told):
+        raise AdapterError(f"{path} has in {INVOCATION} no list of token ids: save the adapter again")
+    if not 1 <= len(told) <= MOST_INVOCATION:
+        says = f"{path} has {len(told)} tokens in {INVOCATION}"
+        raise AdapterError(f"{says}: give 1 to {MOST_INVOCATION}, or leave it out for an adapter that is always in use")
+    return tuple(told)
 
 
 def key_for(pattern: Mapping[str, Any], name: str) -> str | None:
@@ -184,12 +199,20 @@ def adaptable_layers(config: ModelConfig) -> dict[str, LayerSize]:
     }
 
 
-def check_adapter(directory: Path, config: ModelConfig, source: str) -> None:
-    """Raise AdapterError for an adapter that this version does not compute for this model, as far as its configuration
-    and the header of its weights tell."""
+class CheckedAdapter(NamedTuple):
+    """The configuration of an adapter as it was checked, and the tokens that activate it, if there are any."""
+
+    config: bytes
+    invocation: tuple[int, ...]
+
+
+def check_adapter(directory: Path, config: ModelConfig, source: str) -> CheckedAdapter:
+    """Return what was checked of an adapter. Raise AdapterError for one that this version does not compute for this
+    model, as far as its configuration and the header of its weights tell."""
     stored_bytes = size_of(directory, WEIGHTS, MOST_BYTES)
     try:
-        scaling = Scaling.of(directory, read_whole(directory, CONFIG, MOST_CONFIG_BYTES))
+        stored_config = read_whole(directory, CONFIG, MOST_CONFIG_BYTES)
+        scaling = Scaling.of(directory, stored_config)
         tensors = header_tensors(directory / WEIGHTS)
         sizes = adapter_sizes(directory, tensors)
         for name, one in sizes.items():
@@ -203,6 +226,10 @@ def check_adapter(directory: Path, config: ModelConfig, source: str) -> None:
         raise AdapterError(f"{directory / WEIGHTS} is damaged or cut off: save it again")
     for _ in own_layers({name: one.layer for name, one in sizes.items()}, adaptable_layers(config), source):
         pass
+    if (largest := max(scaling.invocation, default=0)) >= config.vocab_size:
+        says = f"{source} is activated by the token {largest}, and the model has {config.vocab_size}"
+        raise AdapterError(f"{says}: it is for another base")
+    return CheckedAdapter(stored_config, scaling.invocation)
 
 
 def size_of(directory: Path, name: str, most: int) -> int:
@@ -239,9 +266,10 @@ def digest_of(config: bytes, weights: Iterator[bytes]) -> str:
     return digest.hexdigest()
 
 
-def stored_digest(directory: Path) -> str:
-    """Return the digest of an adapter's files without keeping them in memory."""
-    config = read_whole(directory, CONFIG, MOST_CONFIG_BYTES)
+def stored_digest(directory: Path, config: bytes | None = None) -> str:
+    """Return the digest of an adapter's files without keeping them in memory; of a configuration that was read before,
+    where it is given."""
+    config = read_whole(directory, CONFIG, MOST_CONFIG_BYTES) if config is None else config
     size_of(directory, WEIGHTS, MOST_BYTES)
     try:
         with (directory / WEIGHTS).open("rb") as file:

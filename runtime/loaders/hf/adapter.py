@@ -30,10 +30,12 @@ KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """The adapted linear layers by their names, and a digest of both files, in hexadecimal."""
+    """The adapted linear layers by their names, and a digest of both files, in hexadecimal. The tokens of its
+    `invocation` activate it, if there are any."""
 
     digest: str
     layers: Mapping[str, LowRank]
+    invocation: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -61,9 +63,8 @@ def read_adapter(directory: Path) -> PeftAdapter:
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise AdapterError(f"{directory} has in {name:.200} numbers that are not finite: save it again")
-    return PeftAdapter(
-        digest, {name: low_rank(tensors, name, scaling.factor(name, size.rank)) for name, size in sizes.items()}
-    )
+    layers = {name: low_rank(tensors, name, scaling.factor(name, size.rank)) for name, size in sizes.items()}
+    return PeftAdapter(digest, layers, scaling.invocation)
 
 
 def read_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:

@@ -130,7 +130,7 @@ class PrefixLookup:
         size = self.block_size(group)
         if size is None:
             return ()
-        prefixes = tuple([PromptPrefix(prompt, ticket.cache_salt, size, ticket.adapter_digest) for prompt in prompts])
+        prefixes = tuple([PromptPrefix(one, ticket.cache_salt, size, ticket.adapted(one)) for one in prompts])
         for prefix in prefixes:
             while prefix.grow([*[worker.prefixes for worker in group.available], *self.moving(group, None)]):
                 await asyncio.sleep(0)

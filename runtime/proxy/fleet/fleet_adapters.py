@@ -129,12 +129,12 @@ class FleetAdapters:
                 says = f"{worker.hello.name} loads no adapters while it runs"
                 raise RequestError(f"{says}: start all workers on cpu, and with --adapter-directory", status=409)
 
-    def load(self, name: str, digest: str, directory: str) -> AdapterChange:
+    def load(self, name: str, digest: str, directory: str, invocation: tuple[int, ...] = ()) -> AdapterChange:
         """Have a name stand for an adapter from now on, and all workers load it. Raises RequestError for too many."""
         if name not in self.book.changes and len(self.book.changes) >= MOST_NAMES:
             raise RequestError(f"there are {MOST_NAMES} adapters already: unload one first", status=409)
         LOG.info("the adapter %s is loaded from %s", name, directory)
-        return self.change(name, AdapterChange(self.book.next_number, digest, directory))
+        return self.change(name, AdapterChange(self.book.next_number, digest, directory, invocation=invocation))
 
     def unload(self, name: str) -> AdapterChange:
         """Have a name stand for nothing from now on. Requests that use its adapter go on."""

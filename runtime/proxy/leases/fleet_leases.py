@@ -290,8 +290,8 @@ class FleetLeases:
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
         about = view.id, RESUME, view.term.seconds, view.owner, view.keys, self.age(view)
-        prompt, directory = view.prompt.fields, view.prompt.directory
-        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, directory))
+        prompt, directory, start = view.prompt.fields, view.prompt.directory, view.prompt.adapted.start
+        self.send(LeaseOrder(self.incarnation, worker, *about, *prompt, moves, directory, start))
 
     def age(self, view: LeaseView) -> float:
         return max(0.0, self.clock() - view.term.began)

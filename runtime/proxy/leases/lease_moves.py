@@ -160,6 +160,6 @@ class LeaseMoves:
 
 
 def ticket_of(view: LeaseView) -> Ticket:
-    prompt = view.prompt
-    adapter = ChosenAdapter("", prompt.adapter, prompt.directory) if prompt.adapter else None
+    prompt, adapted = view.prompt, view.prompt.adapted
+    adapter = ChosenAdapter("", adapted.digest, prompt.directory, start=adapted.start) if adapted.digest else None
     return Ticket("lease", cache_salt=prompt.salt, adapter=adapter)

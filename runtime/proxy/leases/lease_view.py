@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, LeaseRow
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.cache.leases.lease import (
     EXPIRED,
     HELD,
@@ -132,9 +133,12 @@ def check_state(message: LeaseState) -> None:
         raise MalformedFrame(f"no lease has moved {message.moves} times")
     if message.tokens < 0 or not isfinite(message.age) or not 0.0 <= message.age <= MOST_SECONDS:
         raise MalformedFrame(f"no lease has {message.tokens} tokens, or began {message.age} seconds ago")
+    if not 0 <= message.adapter_start <= max(0, message.tokens):
+        raise MalformedFrame(f"no lease has an adapter from the position {message.adapter_start} on")
     if message.prompt and not prompt_of(message).has(message.tokens):
         raise MalformedFrame(f"no prompt of {message.tokens} tokens has {len(message.prompt)} bytes")
 
 
 def prompt_of(message: LeaseState) -> LeasedPrompt:
-    return LeasedPrompt(message.prompt, message.salt, message.adapter, message.adapter_directory)
+    adapted = Adaptation(message.adapter, message.adapter_start)
+    return LeasedPrompt(message.prompt, message.salt, adapted, message.adapter_directory)

@@ -93,7 +93,7 @@ class PromptWork(Work):
             contents = self.contents
             if contents is None:
                 return None
-            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapter_digest)
+            self.prefix = PromptPrefix(contents, ticket.cache_salt, block_size, ticket.adapted(self.prompt))
         return self.prefix
 
 
@@ -151,6 +151,7 @@ def submits(
     A worker that is `alone` is told this besides."""
     attempts, route = request.attempts, request.attempts.route
     assert route is not None, "begin the attempt first"
+    adapter, adapted = request.ticket.adapter, request.ticket.adapted(request.prompt)
     common: dict[str, Any] = {
         "sender": sender,
         "request_id": request.id,
@@ -158,8 +159,9 @@ def submits(
         "prompt": request.prompt,
         "sampling": request.params.to_wire(),
         "cache_salt": request.ticket.cache_salt,
-        "adapter": request.ticket.adapter_digest,
-        "adapter_directory": "" if request.ticket.adapter is None else request.ticket.adapter.directory,
+        "adapter": adapted.digest,
+        "adapter_start": adapted.start,
+        "adapter_directory": adapter.directory if adapter is not None and adapted.digest else "",
         "priority": request.share.place(request.ticket.place),
         "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,

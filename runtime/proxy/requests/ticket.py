@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's request as it is admitted, beside its work."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.foundation.fair_share import ServiceClass, class_of
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import WholeAnswer
@@ -60,11 +61,21 @@ class Replay:
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
     """The adapter that a request asks for: its name, the digest of its files, and the directory that has them, where it
-    came while the launch runs: a worker that begins after the name is free knows it by these."""
+    came while the launch runs: a worker that begins after the name is free knows it by these. The tokens of its
+    `invocation` activate it, if there are any; where it is known from which position of its prompt on it is in use,
+    that is `start`."""
 
     name: str
     digest: str
     directory: str = ""
+    invocation: tuple[int, ...] = ()
+    start: int | None = None
+
+    def adapted(self, prompt: Sequence[int]) -> Adaptation:
+        """Return how a prompt is computed with it."""
+        if self.start is not None:
+            return Adaptation(self.digest, self.start)
+        return Adaptation.of(self.digest, self.invocation, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +104,12 @@ class Ticket:
 
     @property
     def adapter_digest(self) -> str:
-        """The digest of the adapter, empty for the model as it is: keys of prefixes are of one."""
+        """The digest of the adapter, empty for the model as it is."""
         return "" if self.adapter is None else self.adapter.digest
+
+    def adapted(self, prompt: Sequence[int]) -> Adaptation:
+        """Return how a prompt is computed: keys of prefixes are of that."""
+        return NOT_ADAPTED if self.adapter is None else self.adapter.adapted(prompt)
 
     @property
     def is_line(self) -> bool:

@@ -6,7 +6,7 @@ proxy's attempts generated stays in that one's books; this one's entry repeats i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.runtime.accounting.counts import WHOLE, Usage
@@ -48,11 +48,18 @@ def head_of(request: Request) -> dict[str, Any]:
         "prompt": request.prompt,
         "params": request.params.to_wire(),
         "salt": request.ticket.cache_salt,
-        "adapter": request.ticket.adapter and list(astuple(request.ticket.adapter)),
+        "adapter": stated_adapter(request.ticket.adapter),
         "priority": request.ticket.place,
         "caller": request.ticket.caller,
         "arrived": request.times.arrived,
     } | ({} if request.work.group is None else {"model": request.work.group})
+
+
+def stated_adapter(adapter: ChosenAdapter | None) -> list[Any] | None:
+    if adapter is None:
+        return None
+    activated_by = [list(adapter.invocation)] if adapter.invocation else []
+    return [adapter.name, adapter.digest, adapter.directory, *activated_by]
 
 
 def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict[str, Any]:
@@ -85,8 +92,10 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
 
 def adapter_of(head: Mapping[str, Any]) -> ChosenAdapter | None:
     """Return the adapter that a record's request asked for; None where it asked for none."""
-    named = head.get("adapter")
-    return None if named is None else ChosenAdapter(*named)
+    if (named := head.get("adapter")) is None:
+        return None
+    name, digest, directory, *more = named
+    return ChosenAdapter(name, digest, directory, tuple(more[0]) if more else ())
 
 
 def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.cache.prefix import STATE_TOKENS, Key, chain, end_keys, full_keys, root_key
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key
 
@@ -16,8 +17,8 @@ class PromptPrefix:
     comes at the end, and counts the tokens that are left. Blocks of models with states are larger than any others, and
     found whole, or unfilled at any position: behind those of `keys` that a worker has it may have one more."""
 
-    def __init__(self, prompt: Sequence[int], salt: str, block_size: int, adapter: str = "") -> None:
-        self.prompt, self.salt, self.block_size, self.adapter = prompt, salt, block_size, adapter
+    def __init__(self, prompt: Sequence[int], salt: str, block_size: int, adapted: Adaptation = NOT_ADAPTED) -> None:
+        self.prompt, self.salt, self.block_size, self.adapted = prompt, salt, block_size, adapted
         self.keys: list[int] = []
         self.has_states = block_size >= STATE_TOKENS
         # Where there are states: the keys of full blocks, and those of the ends behind so many of them.
@@ -27,14 +28,14 @@ class PromptPrefix:
         self.is_complete = False
 
     def every_key(self) -> Iterator[Key]:
-        key = root_key(self.salt, self.adapter)
-        for key in full_keys(self.prompt, self.salt, self.block_size, self.adapter):
+        key = root_key(self.salt)
+        for key in full_keys(self.prompt, self.salt, self.block_size, self.adapted):
             if self.has_states:
                 self.full.append(key)
             yield key
         tail_length = len(self.prompt) % self.block_size
         if tail_length and not self.has_states:
-            yield chain(key, self.prompt[-tail_length:])
+            yield chain(key, self.prompt[-tail_length:], len(self.prompt) - tail_length, self.adapted)
 
     def grow(self, caches: Sequence[HeldPrefixes], portion: int = PORTION) -> bool:
         """Compute more keys, at most `portion`, as long as a cache holds the last one. Return whether there may be more
@@ -80,9 +81,9 @@ class PromptPrefix:
         count = min(count, most // size)
         ends = self.ends.get(count)
         if ends is None:
-            parent = self.full[count - 1] if count else root_key(self.salt, self.adapter)
-            tokens = self.prompt[count * size : min(most, (count + 1) * size - 1)]
-            ends = self.ends[count] = [short_key(key) for key in end_keys(parent, tokens)]
+            parent, first = self.full[count - 1] if count else root_key(self.salt), count * size
+            tokens = self.prompt[first : min(most, first + size - 1)]
+            ends = self.ends[count] = [short_key(key) for key in end_keys(parent, tokens, first, self.adapted)]
         return count * size + next((place for place in range(len(ends), 0, -1) if ends[place - 1] in cache.keys), 0)
 
     def found(self, cache: HeldPrefixes) -> int:

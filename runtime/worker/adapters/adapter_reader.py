@@ -14,7 +14,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError, ModelError
-from pontil.runtime.loaders.hf.adapter import read_adapter
+from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.threads import JobThread, ThreadFailures
 
@@ -59,7 +59,7 @@ class AdapterReader:
             return
         try:
             found, made = make_adapter(self.model, job.directory, f"the adapter in {job.directory}")
-            if found == job.digest:
+            if found.digest == job.digest:
                 self.tell(AdapterRead(job, made, made.nbytes))
             else:
                 reason = f"{job.directory} has other files than those that were loaded"
@@ -82,12 +82,12 @@ class AdapterReader:
         self.thread.close()
 
 
-def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
-    """Read an adapter; return its digest, and how its model computes it. Raises AdapterError."""
+def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[PeftAdapter, MadeAdapter]:
+    """Read an adapter; return it, and how its model computes it. Raises AdapterError."""
     adapter = read_adapter(Path(directory))
     own = adapter.own(adapters.shapes, source)
     try:
-        return adapter.digest, adapters.made(own)
+        return adapter, adapters.made(own)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -103,9 +103,10 @@ def put_adapters(adapters: ModelAdapters, config: WorkerConfig, ranks: Communica
     known = KnownAdapters(config.adapter_memory)
     for name, directory in config.adapter_paths.items():
         source = f"the adapter {name}"
-        digest, made = make_adapter(adapters, directory, source)
+        found, made = make_adapter(adapters, directory, source)
+        digest = found.digest
         nbytes = bytes_of_all(ranks, digest, made.nbytes, source)
-        known.learn(name, digest, directory)
+        known.learn(name, digest, directory).invocation = found.invocation
         for one in known.room_for(source, nbytes, ()) or ():
             adapters.remove(one.used.number)
             one.is_loaded = False

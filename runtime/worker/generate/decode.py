@@ -184,7 +184,7 @@ class DecodeSide:
                 have,
                 self.machine.layout.ranks,
                 self.transfers.connector.staged(connection.peer),
-                prompt_digest(request.sequence.prompt, request.submit.adapter) if request.claims else None,
+                prompt_digest(request.sequence.prompt, request.sequence.prefix.adapted) if request.claims else None,
             ),
         )
 

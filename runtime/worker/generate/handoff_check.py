@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED, Adaptation
 from pontil.runtime.cache.head_groups import can_divide
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.engine.sequences.output_record import Known
@@ -58,9 +59,9 @@ def objection_to(begin: Begin, prompt: Sequence[int], layout: KVLayout) -> str |
     return None
 
 
-def prompt_digest(prompt: Sequence[int], adapter: str = "") -> str:
-    """Return the digest by which a claim names its prompt, and the digest of the adapter that it is computed with."""
-    return hashlib.sha256(array("q", prompt).tobytes() + bytes.fromhex(adapter)).hexdigest()
+def prompt_digest(prompt: Sequence[int], adapted: Adaptation = NOT_ADAPTED) -> str:
+    """Return the digest by which a claim names its prompt, and how that is computed."""
+    return hashlib.sha256(array("q", prompt).tobytes() + adapted.told).hexdigest()
 
 
 def are_tokens(ids: list[int], vocab_size: int) -> bool:

@@ -144,6 +144,6 @@ class KeptPrompts:
         return reason
 
     def objection(self, begin: Begin, sequence: Sequence) -> str | None:
-        if begin.prompt_digest != prompt_digest(sequence.prompt, sequence.prefix.adapter.digest):
+        if begin.prompt_digest != prompt_digest(sequence.prompt, sequence.prefix.adapted):
             return "the prompt that is kept is another one"
         return objection_to(begin, sequence.prompt, self.jobs.machine.layout)

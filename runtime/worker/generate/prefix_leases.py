@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.cache.leases.lease import HELD, UNKNOWN_PROMPT, LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseRefused
 from pontil.runtime.cache.leases.pinned_blocks import PinnedBlocks
@@ -123,11 +124,11 @@ class PrefixLeases:
     def prompt_of(self, request: WorkerRequest, blocks: int) -> LeasedPrompt:
         """Return the beginning of a prompt, from which another worker can compute so many blocks; an unknown one where
         they are made of more than ids."""
-        submit = request.submit
+        submit, prefix = request.submit, request.sequence.prefix
         tokens = submit.prompt[: blocks * self.book.block_size]
-        if (request.sequence.prefix.contents or tokens)[: len(tokens)] != tokens:
+        if (prefix.contents or tokens)[: len(tokens)] != tokens:
             return UNKNOWN_PROMPT
-        return LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter, submit.adapter_directory)
+        return LeasedPrompt.of(tokens, submit.cache_salt, prefix.adapted, submit.adapter_directory)
 
     def size(self, keys: Sequence[Key]) -> int:
         return len(keys) * self.book.block_bytes
@@ -171,7 +172,8 @@ class PrefixLeases:
             wish = AskedLease(order.lease_id, *about, must=True, moves=min(max(0, order.moves), MOST_MOVES))
             if keys and order.lease_id not in self.book.leases:
                 term = LeaseTerm(self.size(keys), now - order.age, order.seconds)
-                prompt = LeasedPrompt(order.prompt, order.salt, order.adapter, order.adapter_directory)
+                adapted = Adaptation(order.adapter, max(0, order.adapter_start))
+                prompt = LeasedPrompt(order.prompt, order.salt, adapted, order.adapter_directory)
                 prompt = prompt if prompt.has(wish.tokens) else UNKNOWN_PROMPT
                 self.grant(wish, order.sender, keys, term, now, prompt)
 
@@ -253,10 +255,8 @@ class PrefixLeases:
         until = now if term.ended is None else term.ended
         about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
         keys = b"".join(lease.keys) if term.state == HELD else b""
-        age, moves, directory = max(0.0, until - term.began), lease.moves, prompt.directory
-        return LeaseState(
-            self.incarnation, proxy, *about, age, term.reason, keys, *prompt.fields, moves, adapter_directory=directory
-        )
+        age, shared = max(0.0, until - term.began), (*prompt.fields, lease.moves, prompt.directory)
+        return LeaseState(self.incarnation, proxy, *about, age, term.reason, keys, *shared, prompt.adapted.start)
 
     def gauges(self) -> dict[str, int]:
         """Return the room for leases, for a heartbeat."""

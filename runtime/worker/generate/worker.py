@@ -370,6 +370,7 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
         # Of a release that is served beside another one: computing it takes a while.
         tokenizer_digest=None if config.revision is None else machine.tokenizer.digest,
         adapters=dict(machine.adapters.by_name), loads_adapters=loads_adapters(config, machine),
+        invocations=machine.adapters.invocations,
     )  # fmt: skip
 
 

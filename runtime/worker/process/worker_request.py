@@ -184,7 +184,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
         params,
         stops,
         Purpose.HANDOVER if hands_over else Purpose.ANSWER,
-        SaltedPrefix(submit.cache_salt, adapter_of(submit, machine)),
+        SaltedPrefix(submit.cache_salt, adapter_of(submit, machine), submit.adapter_start),
         DrawRules(stops=strings, thinking=budget_of(params, stops, machine)),
         Branch.of(tuple(submit.choices)),
         Standing(submit.priority, FairShare.stated(submit.caller, submit.weight, submit.priority)),
@@ -199,6 +199,8 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
 
 def adapter_of(submit: Submit, machine: WorkerResources) -> UsedAdapter:
     """Return the adapter that a request asks for. Raise RequestError where this worker does not have it."""
+    if not 0 <= submit.adapter_start < len(submit.prompt):
+        raise RequestError("the adapter begins at no position of the prompt")
     if not submit.adapter:
         return NO_USED_ADAPTER
     found = machine.adapters.by_digest.get(submit.adapter)

@@ -87,6 +87,23 @@ def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: P
         eventually(lambda: all(one.equal for one in audit(database, live)), "equal books")
 
 
+@pytest.mark.parametrize(("start", "adapted"), [(20, ("5a" * 32, 20)), (31, ("5a" * 32, 31)), (32, ("", 0))])
+def test_a_lease_moves_with_the_start_of_its_adapter(made: ScriptedSite, start: int, adapted: tuple[str, int]) -> None:
+    """Its prompt is cut at a block: within the tokens that activate the adapter, or before them."""
+    hello = {"adapters": {"late": "5a" * 32}, "invocations": {"late": IDS[start : start + 3]}}
+    holder, other = (leasing_worker(made, f"mixed:{number}", 1000, **hello) for number in range(2))
+    name = keep(made, model="late")
+    if name not in holder.leases:
+        holder, other = other, holder
+    assert holder.submits.get().adapter_start == start
+    holder.drain()
+    eventually(lambda: name in other.leases and name not in holder.leases, "the move")
+    sent = [holder.submits.get(), other.submits.get()]
+    assert [(one.adapter, one.adapter_start, one.prompt) for one in sent] == [(*adapted, IDS[:32])] * 2
+    state = other.leases[name].state
+    assert (state.adapter, state.adapter_start) == adapted
+
+
 def test_who_takes_a_lease_is_told_where_its_adapter_is(made: ScriptedSite) -> None:
     """A worker may have begun after the adapter's name was free: it knows the adapter by nothing else."""
     holder, other, name = two_workers(made)

@@ -41,6 +41,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, dict[str, Any]]: st.dictionaries(
         st.text(max_size=5), st.dictionaries(st.text(max_size=5), ints, max_size=3), max_size=3
     ),
+    dict[str, list[int]]: st.dictionaries(st.text(max_size=5), st.lists(ints, max_size=3), max_size=3),
     dict[str, str]: st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     dict[str, int] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),
     dict[str, Any] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),

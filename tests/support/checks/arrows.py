@@ -111,14 +111,15 @@ ARROWS: dict[str, set[str]] = {
     # A process whose clock, sockets and threads are replaced, before it imports anything else.
     "runtime/wire/simulated": set(),
     "runtime/proxy/routing": {
-        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
+        "runtime/accounting", "runtime/cache/adaptation", "runtime/cache/prefix", "runtime/cache/prefix_journal",
+        "runtime/wire",
     },
     "runtime/proxy/fleet": {"runtime/proxy/routing", "runtime/wire"},
     # The chain and the statement, of the standard library; signatures need the library of the proxy's links.
     "runtime/receipts": set(),
     "runtime/proxy/requests": {
-        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/receipts", "runtime/timeline",
-        "runtime/tokenizer", "runtime/wire",
+        "runtime/accounting", "runtime/cache/adaptation", "runtime/proxy/fleet", "runtime/proxy/routing",
+        "runtime/receipts", "runtime/timeline", "runtime/tokenizer", "runtime/wire",
     },
     # The times of a device, which a proxy reads too: no torch.
     "runtime/planner/device_profile": set(),
@@ -129,8 +130,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
     "runtime/proxy/leases": {
-        "runtime/accounting", "runtime/cache/leases", "runtime/cache/prefix", "runtime/proxy/fleet",
-        "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire",
+        "runtime/accounting", "runtime/cache/adaptation", "runtime/cache/leases", "runtime/cache/prefix",
+        "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire",
     },
     "runtime/proxy/dispatch": {
         "runtime/accounting", "runtime/proxy/balance", "runtime/proxy/fleet", "runtime/proxy/metrics",
@@ -239,9 +240,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/process", "runtime/worker/ranks", "runtime/worker/start",
     },
     "runtime/recompute": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences",
-        "runtime/loaders/facts", "runtime/receipts", "runtime/tokenizer", "runtime/wire", "runtime/worker/generate",
-        "runtime/worker/process", "runtime/worker/start",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache/adaptation", "runtime/engine",
+        "runtime/engine/sequences", "runtime/loaders/facts", "runtime/receipts", "runtime/tokenizer", "runtime/wire",
+        "runtime/worker/generate", "runtime/worker/process", "runtime/worker/start",
     },
     # A launch in virtual time, and the measurement of what it needs.
     "runtime/planner": {

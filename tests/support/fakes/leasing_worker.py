@@ -12,6 +12,7 @@ from scripted_site import HttpAnswer, ScriptedSite
 from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.http.prefixes.schema import PREFIX
+from pontil.runtime.cache.adaptation import Adaptation
 from pontil.runtime.cache.leases.lease import LeasedPrompt
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
@@ -61,11 +62,14 @@ class LeasingWorker(ScriptedWorker):
         about = self.incarnation, self.proxy, wish["id"], wish["owner"], self.proxy
         if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
-        keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK), blocks))
+        adapted = Adaptation(submit.adapter, submit.adapter_start)
+        keys = b"".join(islice(full_keys(submit.prompt, submit.cache_salt, BLOCK, adapted), blocks))
         age, tokens = wish.get("age", 0.0), submit.prompt[: blocks * BLOCK]
-        prompt = LeasedPrompt.of(tokens, submit.cache_salt, submit.adapter, submit.adapter_directory)
-        told = *prompt.fields, wish.get("moves", 0), prompt.directory
-        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told)
+        prompt = LeasedPrompt.of(tokens, submit.cache_salt, adapted, submit.adapter_directory)
+        told, start = (*prompt.fields, wish.get("moves", 0), prompt.directory), prompt.adapted.start
+        state = LeaseState(
+            *about, "held", blocks * BLOCK, size, wish["seconds"], age, None, keys, *told, adapter_start=start
+        )
         self.leases[state.lease_id] = KeptLease(state, time.monotonic() - age)
         self.show_room()
         return state
@@ -91,7 +95,7 @@ class LeasingWorker(ScriptedWorker):
             size = blocks * BLOCK_BYTES
             told = order.keys, order.prompt, order.salt, order.adapter, order.moves
             state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, None, *told)
-            state = replace(state, adapter_directory=order.adapter_directory)
+            state = replace(state, adapter_directory=order.adapter_directory, adapter_start=order.adapter_start)
             self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:

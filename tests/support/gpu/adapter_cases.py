@@ -8,6 +8,7 @@ from ladder import Budget, KernelCase, Results
 from product_cases import drawn, tolerance_of
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.tile import TileSpan, adapters_of_rows
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
 from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters, row_tiles
 from pontil.gpu_ops.products.device_adapters import DeviceAdapters
@@ -16,8 +17,10 @@ CPU = torch.device("cpu")
 # Of adapters by their numbers: the ranks of the product's parts, None where one leaves a part as it is.
 RANKS: tuple[tuple[int | None, ...], ...] = ((5, 5, None), (16, 40, 3), (None, None, None), (None, 64, 24))
 PARTS = (200, 24, 40)
-# More rows of one adapter than a tile has, rows of none, and one of an adapter that leaves this product as it is.
-NUMBERS = [1, 0, NO_ADAPTER, 3, 2, *[1] * 19, NO_ADAPTER, 0, 3]
+# More rows of one adapter than a tile has, rows of none, one of an adapter that leaves this product as it is, and a
+# prompt's rows around the position from which on they have theirs.
+AROUND_START = adapters_of_rows([TileSpan(30, 9, range(3), 3, adapted_from=34)])
+NUMBERS = [1, 0, NO_ADAPTER, 3, 2, *[1] * 19, NO_ADAPTER, 0, 3, *AROUND_START]
 
 
 def parts_of(number: int, inputs: int, dtype: torch.dtype) -> list[LowRank | None]:

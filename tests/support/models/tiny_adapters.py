@@ -33,10 +33,10 @@ def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
     }
 
 
-def with_adapter(one: Sequence, number: int) -> Sequence:
-    """Have a sequence computed with the adapter of a number, which is one of two."""
+def with_adapter(one: Sequence, number: int, start: int = 0) -> Sequence:
+    """Have a sequence computed with the adapter of a number, which is one of two, from a position on."""
     if number != NO_ADAPTER:
-        one.prefix = SaltedPrefix(adapter=UsedAdapter(DIGESTS[number], number))
+        one.prefix = SaltedPrefix("", UsedAdapter(DIGESTS[number], number), start)
     return one
 
 

@@ -28,6 +28,8 @@ from pontil.runtime.loaders.facts import adapter_facts
 from pontil.runtime.models.model import Model
 
 NUMBERS = (1, NO_ADAPTER, 0, 0, 1, NO_ADAPTER, 1)
+# The positions from which on they have their adapters: two within a tile, one in the prompt's last position.
+STARTS = (0, 0, 0, 37, 100, 0, 89)
 
 
 def company() -> list[Sequence]:
@@ -35,9 +37,10 @@ def company() -> list[Sequence]:
     generator = torch.Generator().manual_seed(7)
     lengths = (1, 15, 16, 70, 130, 33, 90)
     made = list[Sequence]()
-    for place, (length, number) in enumerate(zip(lengths, NUMBERS, strict=True)):
+    for place, (length, number, start) in enumerate(zip(lengths, NUMBERS, STARTS, strict=True)):
         ids = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
-        made.append(with_adapter(sequence(f"s{place}", ids, 9 + place, temperature=1.3, seed=place), number))
+        one = sequence(f"s{place}", ids, 9 + place, temperature=1.3, seed=place)
+        made.append(with_adapter(one, number, start))
     return made
 
 

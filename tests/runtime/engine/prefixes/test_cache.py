@@ -219,7 +219,7 @@ def test_answers_of_an_adapter_that_leaves_memory_are_not_computed(model: Model)
     kept = ours.scheduler.answer_recompute
     gone, other = SaltedPrefix(adapter=UsedAdapter("aa" * 32, 0)), SaltedPrefix()
     for one, prefix in zip(kept.waiting, (gone, gone, other), strict=True):
-        one.prefix = prefix.of_another_text
+        one.prefix = prefix.behind(0)
     kept.admit(kept.waiting[0])
     kept.current = kept.waiting.popleft()
     kept.forget("aa" * 32)

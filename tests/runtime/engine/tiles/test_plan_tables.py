@@ -19,7 +19,8 @@ from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import RankPlan
 
 numbers = st.lists(st.integers(0, 2**31 - 1), max_size=20)
-spans = st.lists(st.builds(TileSpan, st.integers(0, 2**20), st.integers(1, 512), numbers), max_size=5)
+ints = st.integers(0, 2**20)
+spans = st.lists(st.builds(TileSpan, ints, st.integers(1, 512), numbers, ints, ints, ints), max_size=5)
 plans = st.builds(TilePlan, st.booleans(), numbers, spans, numbers, numbers, numbers)
 
 
@@ -34,6 +35,8 @@ def sent(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
 def same(found: TilePlan, plan: TilePlan) -> None:
     assert found.generated is plan.generated and found.positions == plan.positions
     assert [list(span.blocks) for span in found.spans] == [list(span.blocks) for span in plan.spans]
+    about = [[(span.adapter, span.drafts, span.adapted_from) for span in one.spans] for one in (found, plan)]
+    assert about[0] == about[1]
     for name in ("ids", "rows", "recorded", "drawn"):
         assert list(getattr(found, name)) == list(getattr(plan, name))
     assert (found.embeddings is None) == (plan.embeddings is None)

@@ -59,7 +59,12 @@ def test_factors_follow_ranks_and_patterns(tmp_path: Path) -> None:
         ({"alpha_pattern": {"(a+)+$": 1}}, "names of layers only"),
         ({"alpha_pattern": [1]}, "alpha_pattern"),
         ({"rank_pattern": {"q_proj": -1}}, "1 to 256"),
-        ({"alora_invocation_tokens": [1]}, "aLoRA"),
+        ({"alora_invocation_tokens": []}, "has 0 tokens in alora_invocation_tokens: give 1 to 256"),
+        ({"alora_invocation_tokens": [1] * 257}, "has 257 tokens"),
+        ({"alora_invocation_tokens": "12"}, "no list of token ids"),
+        ({"alora_invocation_tokens": [True]}, "no list of token ids"),
+        ({"alora_invocation_tokens": [-1]}, "no list of token ids"),
+        ({"alora_invocation_tokens": [1 << 40]}, "no list of token ids"),
     ],
 )
 def test_a_configuration_that_is_not_computed_is_refused(tmp_path: Path, config: dict[str, object], says: str) -> None:
@@ -97,6 +102,18 @@ def test_tensors_that_are_no_adapter_are_refused(
     for read in (read_adapter, *((checked,) if says != "finite" else ())):
         with pytest.raises(ModelError, match=says):
             read(tmp_path)
+
+
+def test_tokens_that_activate_an_adapter_are_read_and_checked(tmp_path: Path) -> None:
+    read = read_adapter(write_adapter(tmp_path / "a", LAYERS, alora_invocation_tokens=[3, 0, 96]))
+    assert read.invocation == (3, 0, 96)
+    assert read_adapter(write_adapter(tmp_path / "b", LAYERS, alora_invocation_tokens=None)).invocation == ()
+    layer = {QUERY: LowRank(torch.randn(4, 48), torch.randn(48, 4))}
+    write_adapter(tmp_path / "c", layer, alora_invocation_tokens=[96])
+    assert check_adapter(tmp_path / "c", tiny.config(), "adapter x").invocation == (96,)
+    write_adapter(tmp_path / "d", layer, alora_invocation_tokens=[3, 97])
+    with pytest.raises(AdapterError, match="adapter x is activated by the token 97, and the model has 97"):
+        check_adapter(tmp_path / "d", tiny.config(), "adapter x")
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Ticket
 from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
 from pontil.runtime.proxy.resume.state import head_of, label_of, restored, rewind, state_of
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
@@ -103,6 +104,28 @@ def test_the_books_go_on(tokenizer: Tokenizer) -> None:  # A11
     closed = ledger.close(made.id, made.billed)
     assert made.billed.completion_tokens == 8 and made.billed.cached_tokens == 1
     assert closed.imbalance == 0 and ledger.imbalance == 0 and made.attempts.faults == 1
+
+
+def test_the_start_of_an_adapter_stays_where_the_prompt_has_it(tokenizer: Tokenizer) -> None:
+    """The answer has the tokens that activate it once more, and another worker computes it as a prompt; so does one
+    that another proxy sends."""
+    adapter = ChosenAdapter("late", "5a" * 32, "/late", (2, 3))
+    request, _ = begun(tokenizer)
+    request.ticket = replace(request.ticket, adapter=adapter)
+    heard(request, 0, [10, 2, 3])
+    again = submits(request, "first")
+    lines = json.loads(json.dumps([head_of(request), state_of(request, [0], "first")]))
+    request.broke(2.0)
+    made = restored(lines, tokenizer, Ledger(), 9.0)
+    assert made.ticket.adapter == adapter
+    for one in (request, made):
+        one.begin(Route.alone(WORKER), 10.0)
+        again += submits(one, "second")
+    assert [one.delivered for one in again] == [[], [[10, 2, 3]], [[10, 2, 3]]]
+    assert {(one.adapter, one.adapter_start, one.adapter_directory) for one in again} == {("5a" * 32, 1, "/late")}
+    # Older releases tell of no tokens.
+    lines[0]["adapter"] = ["late", "5a" * 32, "/late"]
+    assert restored(lines, tokenizer, None, 9.0).ticket.adapted([1, 2, 3]).start == 0
 
 
 def test_a_request_that_comes_back_finds_its_own_shares(tokenizer: Tokenizer) -> None:

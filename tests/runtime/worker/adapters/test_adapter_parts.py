@@ -12,6 +12,7 @@ from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.errors import AdapterError, TransferError
+from pontil.runtime.loaders.hf.adapter import PeftAdapter
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.wire.messages import RankDone
 from pontil.runtime.worker.adapters import adapter_reader
@@ -74,11 +75,13 @@ class AdapterRanks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[AdapterRanks]:
-    def make(model: Any, directory: str, source: str) -> tuple[str, MadeAdapter]:
+    def make(model: Any, directory: str, source: str) -> tuple[PeftAdapter, MadeAdapter]:
         if directory not in model.files:
             raise AdapterError(f"{source} is gone")
         digest = model.files[directory]
-        return digest, MadeAdapter(10 + model.rank, lambda number: model.numbers.update({number: digest}))
+        return PeftAdapter(digest, {}), MadeAdapter(
+            10 + model.rank, lambda number: model.numbers.update({number: digest})
+        )
 
     monkeypatch.setattr(adapter_reader, "make_adapter", make)
     yield AdapterRanks()

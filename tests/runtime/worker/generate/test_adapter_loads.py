@@ -11,6 +11,7 @@ from pontil.gpu_ops.parameters.adapters import MadeAdapter
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.sequences.known_adapters import KnownAdapters
 from pontil.runtime.errors import AdapterError
+from pontil.runtime.loaders.hf.adapter import PeftAdapter
 from pontil.runtime.models.adapters import ModelAdapters
 from pontil.runtime.wire.messages import AdapterState, AdapterTable, Submit
 from pontil.runtime.worker.adapters import adapter_reader
@@ -43,11 +44,11 @@ class Loads:
         for name, digest in DIGESTS.items():
             self.known.learn(name, digest, f"/{name}")
 
-    def make(self, model: ModelAdapters, directory: str, source: str) -> tuple[str, MadeAdapter]:
+    def make(self, model: ModelAdapters, directory: str, source: str) -> tuple[PeftAdapter, MadeAdapter]:
         if directory not in self.files:
             raise AdapterError(f"{source} is gone")
         digest = self.files[directory]
-        return digest, MadeAdapter(SIZE, lambda number: self.numbers.update({number: digest}))
+        return PeftAdapter(digest, {}), MadeAdapter(SIZE, lambda number: self.numbers.update({number: digest}))
 
     def ask(self, name: str) -> WorkerRequest:
         request = cast(WorkerRequest, SimpleNamespace(submit=SimpleNamespace(adapter=DIGESTS.get(name, "")), name=name))

@@ -13,6 +13,7 @@ import pytest
 from kept_places import WorkerPlace
 from workers import ScriptedProxy, greedy, open_worker, prompt
 
+from pontil.runtime.cache.adaptation import NOT_ADAPTED
 from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
 from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Submit, Tokens
@@ -338,7 +339,7 @@ def test_a_prompt_that_is_more_than_ids_is_leased_and_not_told(
     ask(place, "begun", LONG, lease=lease("prefix-2", tokens=16))
     first, second = place.proxy.leases
     assert (first.state, first.tokens, first.prompt) == ("held", 64, b"")
-    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", "", "").ids)
+    assert (second.state, second.prompt) == ("held", LeasedPrompt.of(LONG[:16], "same", NOT_ADAPTED, "").ids)
     assert cached(place, "again") >= 64
     image[0] += 1
     assert 16 <= cached(place, "other") <= 20
