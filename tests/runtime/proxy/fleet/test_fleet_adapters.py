@@ -68,7 +68,7 @@ def test_a_new_proxy_waits_for_what_each_worker_that_is_here_knows(monkeypatch: 
 
     for hello in hellos:
         one.tell_worker(cast(Hello, hello))
-    # What it did itself is no news of others.
+    # A change of its own is no news of others.
     one.book.merge({"own": AdapterChange(1, HIGH, "/d")})
     for hello in hellos:
         tell(hello.sender, "own", HIGH)

@@ -305,16 +305,17 @@ def test_the_lease_is_with_the_worker_that_was_given_it_last(place: WorkerPlace)
     """An order to let go is for a worker that was given the lease by fewer moves: one that is late, and comes when the
     lease is back again, ends nothing."""
     place.start(**ROOM)
-    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2}, adapter_directory="/a")
+    ask(place, "leased", LONG, lease=lease() | {"age": 1.5, "moves": 2})
     (state,) = place.proxy.leases
-    assert (state.state, state.moves, state.adapter_directory) == ("held", 2, "/a")
+    assert (state.state, state.moves) == ("held", 2)
     order(place, LET_GO, moves=2)
     order(place, EXTEND, 7200)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
     order(place, LET_GO, moves=3)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded"])
     assert place.proxy.leases[-1].reason == MOVED
-    about = {"owner": "ada", "keys": state.keys, "prompt": state.prompt, "adapter_directory": "/b"}
+    adapted = {"adapter": "aa" * 32, "adapter_directory": "/b"}
+    about = {"owner": "ada", "keys": state.keys, "prompt": state.prompt, **adapted}
     order(place, RESUME, 7200, **about, age=2.5, moves=4)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held", "refunded", "held"])
     assert (place.proxy.leases[-1].moves, place.proxy.leases[-1].adapter_directory) == (4, "/b")
