@@ -51,7 +51,7 @@ struct SparseLayer {
         for (int count : counts) {
             const Span span{blocks, 0, start, count, 0};
             const Tile tile{pool.data(), &span, 1, count, kind, 1, 1, 1, 8, DIM, CELLS_PLAIN, 0};
-            const Layer layer{nullptr, &latent, nullptr, &sparse};
+            const Layer layer{.latent = &latent, .experts = &sparse};
             pontil_layers(context, &layer, 1, &tile, hidden.data() + size_t(start) * HIDDEN);
             start += count;
         }

@@ -61,7 +61,8 @@ def test_on_arm(tmp_path: Path, architecture: str) -> None:
     """The program has the optimizations of what workers load."""
     compiler, emulator = found(ARM_COMPILER, ARM_EMULATOR)
     program = tmp_path / "standalone"
-    run(compiler, *FLAGS, "-Wall", "-Werror", f"-march={architecture}", "-static", PROGRAM, "-o", program)
+    flags = (*FLAGS, *building.ARM_FLAGS, "-Wall", "-Werror")
+    run(compiler, *flags, f"-march={architecture}", "-static", PROGRAM, "-o", program)
     assert run(emulator, "-cpu", "max", program).startswith("0 of ")
 
 

