@@ -121,13 +121,16 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
 
 
 def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
-    """No request waits for long while no worker has anything to do, where nothing is amiss."""
+    """No request waits for long while no worker has anything to do, where nothing is amiss. One that is suspended waits
+    for its reader."""
     if watch.calm < SEATED_WITHIN or any(one.has_requests for one in watch.run.site.all_workers):
         return
     for process in watch.serving:
         assert process.proxy is not None
         now = process.proxy.clock()
         for request in process.proxy.requests.values():
+            if request.id in process.proxy.dispatcher.suspended:
+                continue
             waits = not request.attempts.phases and now - request.times.waits_since > SEATED_WITHIN
             if waits and not (is_of_next(request) and now <= waits_for_its_release(watch.run.site, 0.0)):
                 yield f"{process} has {request.id} wait, and no worker has anything to do"
