@@ -15,7 +15,7 @@ PLANTED = {
     "refunds-are-forgotten": (4, "byte_seconds_are_conserved"),
     "lease-says-more-than-it-keeps": (9, "a_leased_token_is_hit_or_refunded"),
     "lease-is-let-go-before-it-moved": (33, "byte_seconds_are_conserved"),
-    "lease-that-moved-is-not-let-go": (5, "one_worker_has_a_lease"),
+    "lease-that-moved-is-not-let-go": (14, "one_worker_has_a_lease"),
     "lease-that-moves-is-billed-anew": (9, "a_lease_that_moves_is_billed_once"),
     "lease-that-follows-is-longer": (5, "a_lease_that_moves_is_billed_once"),
     "lease-of-another-proxy-is-released": (25, "a_lease_that_moves_is_billed_once"),
