@@ -43,6 +43,7 @@ class MappingProcess:
             os.read(told[0], 1)
             bits(built)
             os._exit(0)
+        os.close(mapped[1])
         assert os.read(mapped[0], 1) == b"m"
 
     def read(self) -> int:
