@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases that another proxy bills, and those of which this one missed what became of them."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +8,15 @@ from typing import Any
 
 import pytest
 from leasing_worker import LeasingWorker, leasing_worker
-from scripted_site import ScriptedSite, site
+from scripted_site import ScriptedSite
 from scripted_worker import eventually
 
 from pontil.runtime.accounting.usage_file import open_to_read
-from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.lease_messages import REFUSED
 from pontil.runtime.wire.messages import LeaseState, LeasesTold
 
 IDS = [40 + number % 50 for number in range(40)]
 PATH, THEIRS = "/v1/prefixes", "theirs"
-
-
-@pytest.fixture
-def made(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), failover_timeout=60.0) as served:
-        yield served
 
 
 def keep(made: ScriptedSite) -> str:

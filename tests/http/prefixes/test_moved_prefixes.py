@@ -25,12 +25,6 @@ IDS = [40 + number % 50 for number in range(40)]
 PATH, OTHER = "/v1/prefixes", "other/model"
 
 
-@pytest.fixture
-def made(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), failover_timeout=60.0) as served:
-        yield served
-
-
 def keep(served: ScriptedSite, **fields: Any) -> str:
     answer = served.ask("POST", PATH, {"prompt": IDS, "ttl": 600} | fields)
     assert answer.status == 200, answer.body
