@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other ranks of an engine that computes a receipt again, each in a process of its own."""
+"""The other ranks of an engine in this process, each in a process of its own."""
 
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +24,20 @@ class FollowerProcesses:
         self.pids: list[int] = []
 
     def start(self, config: "WorkerConfig") -> "WorkerConfig":
-        """Start the followers of a worker, in the place of any before; return its configuration as rank 0."""
+        """Start the followers of a worker whose ranks divide its cores; return its configuration as rank 0."""
+        return self.run([replace(config, rank=rank, cores=cores_of(config, rank)) for rank in range(config.ranks)])
+
+    def run(self, ranks: "Sequence[WorkerConfig]") -> "WorkerConfig":
+        """Start all ranks but the first, in the place of any before; return the first one's configuration."""
         self.end()
-        config = replace(config, rank_endpoint=f"ipc://{self.folder}/ranks")
+        driver, *followers = (replace(one, rank_endpoint=f"ipc://{self.folder}/ranks") for one in ranks)
         ours = os.getpid()
-        for rank in range(1, config.ranks):
+        for follower in followers:
             pid = os.fork()
             if pid == 0:
-                follow(replace(config, rank=rank, cores=cores_of(config, rank)), ours)
+                follow(follower, ours)
             self.pids.append(pid)
-        return replace(config, cores=cores_of(config, 0))
+        return driver
 
     def end(self) -> None:
         for pid in self.pids:
@@ -44,7 +48,7 @@ class FollowerProcesses:
 
 @contextmanager
 def rank_processes() -> Iterator[FollowerProcesses]:
-    with tempfile.TemporaryDirectory(prefix="pontil-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pontil-ranks-") as folder:
         made = FollowerProcesses(Path(folder))
         try:
             yield made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A coarse model of topologies, to choose those that are worth a simulation: rates of whole devices, without queues,
+"""A coarse model of topologies, to choose those that are worth a simulation: rates of whole workers, without queues,
 routes or transfers."""
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from pontil.runtime.planner.planned_site import Disagg, PlannedTopology
 from pontil.runtime.planner.step_costs import StepCosts, StepWork
 
 
-def topologies(most_devices: int, disagg: Disagg) -> Iterator[PlannedTopology]:
-    """Yield each way to share out up to so many devices: all for both phases, or some for each."""
-    for devices in range(1, most_devices + 1):
-        yield PlannedTopology(0, 0, devices, disagg)
-        for prefill in range(1, devices):
-            yield PlannedTopology(prefill, devices - prefill, 0, disagg)
+def topologies(most_workers: int, disagg: Disagg) -> Iterator[PlannedTopology]:
+    """Yield each way to share out up to so many workers: all for both phases, or some for each."""
+    for workers in range(1, most_workers + 1):
+        yield PlannedTopology(0, 0, workers, disagg)
+        for prefill in range(1, workers):
+            yield PlannedTopology(prefill, workers - prefill, 0, disagg)
 
 
 @dataclass(frozen=True, slots=True)

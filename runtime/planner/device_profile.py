@@ -27,7 +27,8 @@ class ProfileError(PontilError):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """The model, and the device that computed it: `cores` of a processor, or one GPU."""
+    """The model, and the device that computed it: `cores` of a processor, or one GPU. A worker of several `ranks` has
+    as many of them, each with a part of the model."""
 
     model: str
     fingerprint: str
@@ -38,12 +39,14 @@ class ProfiledModel:
     kernels: str
     dtype: str
     kv_cache_dtype: str
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSizes:
-    """The sizes of a worker: `blocks` of `block_tokens` tokens and `block_bytes` each, so many bytes of weights, and
-    what it takes at once: sequences, tokens of a step, and prompt tokens beside generated ones (0: as many)."""
+    """The sizes of a worker: `blocks` of `block_tokens` tokens and, in each rank, `block_bytes`, so many bytes of
+    weights, and what it takes at once: sequences, tokens of a step, and prompt tokens beside generated ones (0: as
+    many)."""
 
     max_model_len: int
     block_tokens: int
@@ -232,7 +235,8 @@ def is_number(value: Any) -> bool:
 def check_sizes(profile: DeviceProfile) -> None:
     """Raise ProfileError for sizes of which no worker can be made."""
     sizes = profile.sizes
-    if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, profile.about.cores) < 1:
+    about = profile.about
+    if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, about.cores, about.ranks) < 1:
         raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")
     if profile.draft.model and not profile.draft.runs:
         raise ProfileError(f"it has no steps of {profile.draft.model}, which guesses: {MADE_BY}")

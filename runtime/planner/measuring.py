@@ -262,9 +262,8 @@ def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) 
     )  # fmt: skip
 
 
-@contextmanager
-def machine_of(values: dict[str, Any]) -> Iterator[tuple[WorkerConfig, WorkerResources, WorkerSizes]]:
-    """Load the model as the worker of this configuration would. The process keeps the worker's cores. Raises
+def measured_config(values: dict[str, Any]) -> WorkerConfig:
+    """Return the configuration of a rank of a worker that is measured, from that of one that would serve. Raises
     ModelError."""
     config = worker_config(values)
     cache = Path(str(config.cache_dir))
@@ -272,27 +271,34 @@ def machine_of(values: dict[str, Any]) -> Iterator[tuple[WorkerConfig, WorkerRes
     if (draft := config.speculative_model) not in (None, MTP):
         config = replace(config, speculative_model=str(resolve_model(str(draft), cache)))
     # Each prompt is computed, and nobody else is here to lend cores or to outlive.
-    config = replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
+    return replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
+
+
+@contextmanager
+def machine_of(config: WorkerConfig) -> Iterator[tuple[WorkerResources, WorkerSizes]]:
+    """Load the model as the worker of this configuration would, whose other ranks have begun. The process keeps the
+    worker's cores. Raises ModelError."""
     if config.device == CPU:
         os.sched_setaffinity(0, config.cores)
     machine = assemble(config, NoReports())
     try:
-        yield config, machine, sizes_of(config, machine, bytes_of(path))
+        yield machine, sizes_of(config, machine, bytes_of(config.model_path))
     finally:
         machine.driver.close()
 
 
 def clock_of(config: WorkerConfig) -> Callable[[], float]:
     """Return the clock of a worker's steps. With one core its processor time: what other programs take of that is not
-    the model's. With several threads, or a GPU, only the time that passes tells."""
-    return time.process_time if config.device == CPU and len(config.cores) == 1 else time.perf_counter
+    the model's. With several threads or ranks, or a GPU, only the time that passes tells."""
+    is_alone = config.device == CPU and len(config.cores) == 1 and config.ranks == 1
+    return time.process_time if is_alone else time.perf_counter
 
 
 def about(config: WorkerConfig, machine: WorkerResources) -> ProfiledModel:
     device = torch.cuda.get_device_name(config.device) if config.device != CPU else processor_name()
     return ProfiledModel(
         config.served_model_name, machine.fingerprint, str(config.version), device, config.device, len(config.cores),
-        machine.kernels, machine.dtype, machine.kv_cache_dtype,
+        machine.kernels, machine.dtype, machine.kv_cache_dtype, config.ranks,
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class PlannedTopology:
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
 
     @property
-    def devices(self) -> int:
+    def workers(self) -> int:
         return self.prefill + self.decode + self.mixed
 
     @property

@@ -38,10 +38,10 @@ def companion(config: dict[str, Any], cores: Sequence[int]) -> Iterator[Callable
 def be_companion() -> None:
     """Do what the process says whose child this is, line by line: the first one has the worker's configuration."""
     from pontil.runtime.planner.company import keep_company
-    from pontil.runtime.planner.measuring import StepMeter, clock_of, machine_of
+    from pontil.runtime.planner.measuring import StepMeter, clock_of, machine_of, measured_config
 
-    config = json.loads(sys.stdin.readline())
-    with machine_of(config) as (worker, machine, sizes):
+    worker = measured_config(json.loads(sys.stdin.readline()))
+    with machine_of(worker) as (machine, sizes):
         meter = StepMeter(machine, sizes, 1, clock_of(worker), lambda _: None)
         print("ready", flush=True)
         keep_company(meter, sys.stdin, sys.stdout)

@@ -32,8 +32,8 @@ class WorkerCount(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not value.strip().lstrip("-").isdecimal():
             self.fail(
-                f"{value!r:.60} is no number of workers, each of one device like the profile's: what ranks of a worker "
-                "(0+1) exchange was not measured, so that those of several cannot be planned.", param, ctx,
+                f"{value!r:.60} is no number of workers, each like the profile's: for workers of several devices "
+                "measure one of them with `pontil profile --mixed 0+1`.", param, ctx,
             )  # fmt: skip
         return super().convert(value, param, ctx)
 
@@ -78,8 +78,8 @@ def plan(file: Path, model: str | None, replay: bool, **given: Any) -> int:
     """Predict what clients of a launch would see, as `bench` shows it, from the measured times of one device.
 
     The real proxy, scheduler, KV cache and handoff run in virtual time: another machine will do, and other work on it
-    changes nothing. Each worker has a device like the profile's. With --devices, a coarse model ranks topologies and
-    the ten best are simulated: the best comes first. Exit code 1 when a request would fail.
+    changes nothing. Each worker is like the profile's, of one device or several. With --devices, a coarse model ranks
+    topologies and the ten best are simulated: the best comes first. Exit code 1 when a request would fail.
     """
     from pontil.runtime.wire.simulated.install import install
 
@@ -99,6 +99,8 @@ def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
 
     named = named_topology(given)
     check_cores(profile, given)
+    if named is None and given["devices"] < (each := profile.about.ranks):
+        raise OptionError(f"--devices {given['devices']} is none of the profile's workers: give {each} or more.")
     predictor = Predictor(profile, given)
     found = [predictor.rows(one) for one in ([named] if named else candidates(predictor, given["devices"]))]
     rows = [row for some in ranked(found, given["share"]) for row in some]
@@ -138,7 +140,7 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
     from pontil.runtime.planner.planned_site import PlannedTopology
 
     made = PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"])
-    if bool(made.devices) == (given["devices"] is not None):
+    if bool(made.workers) == (given["devices"] is not None):
         raise OptionError("name workers by --prefill and --decode or --mixed, or have them searched by --devices.")
     if bool(made.prefill) != bool(made.decode):
         raise OptionError("--prefill and --decode go together: a prompt's KV comes from one to the other.")
@@ -146,7 +148,7 @@ def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
         raise OptionError(f"--kill {given['kill']} needs a worker of that role: name some by --{given['kill']}.")
     if given["balance"] == "auto" and (given["disagg"] == "never" or made.mixed and not made.prefill):
         raise OptionError("--balance auto moves workers between prefill and decode, and there would be none of either.")
-    return made if made.devices else None
+    return made if made.workers else None
 
 
 def check_cores(profile: "DeviceProfile", given: dict[str, Any]) -> None:
@@ -155,6 +157,8 @@ def check_cores(profile: "DeviceProfile", given: dict[str, Any]) -> None:
         raise OptionError("--clients-here goes with --cores: say how many the machine has.")
     if given["cores"] is not None and profile.about.device != "cpu":
         raise OptionError(f"--cores is for workers on a processor, and the profile is of {profile.about.processor}.")
+    if given["cores"] is not None and profile.about.ranks > 1:
+        raise OptionError(f"--cores is for workers of one device, and the profile's has {profile.about.ranks}.")
 
 
 def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:

@@ -200,7 +200,7 @@ class PlannedTrials:
         """Return the figures that only a planner knows."""
         answered = [one for one in report.requests if one.failure is None]
         prompts = sum(one.prompt_tokens for one in answered)
-        devices = self.topology.devices
+        devices = self.topology.workers * self.predictor.model.profile.about.ranks
         made: Figures = {
             "cached_share": round(sum(one.cached_tokens for one in answered) / max(1, prompts), 4),
             "busy": {role: round(share, 3) for role, share in report.busy.items()},
@@ -216,9 +216,10 @@ class PlannedTrials:
     def memory_bytes(self) -> int:
         """Return the bytes of all weights and KV caches, which draft models share."""
         model, sizes = self.predictor.model, self.predictor.model.profile.sizes
+        ranks = model.profile.about.ranks
         drafting = sum(count for role, count in self.topology.roles.items() if model.drafts_in(role))
-        each = sizes.weight_bytes + sizes.blocks * sizes.block_bytes
-        return each * self.topology.devices + drafting * model.profile.draft.weight_bytes
+        each = sizes.weight_bytes + ranks * sizes.blocks * sizes.block_bytes
+        return each * self.topology.workers + drafting * model.profile.draft.weight_bytes
 
 
 def first_to_break(row: Figures) -> Figures:

@@ -16,7 +16,9 @@ from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import find_machine
 from pontil.launcher.options.options import read_environment, read_options
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import plan
+from pontil.launcher.receipts.rank_processes import rank_processes
 from pontil.launcher.tools.bench.extra import require
 from pontil.launcher.tools.planner.companion import be_companion, companion
 from pontil.runtime.errors import PontilError
@@ -47,8 +49,9 @@ NO_GUESSES: dict[str, Any] = {"speculative_model": None, "speculative_tokens": 0
 def profile(output: Path, rounds: int, company: bool, config: Path | None, **given: Any) -> None:
     """Measure what the worker of a launch with these flags takes for its steps, and what its host adds, into FILE.
 
-    One worker is measured, on the device of --mixed: a launch of it from outside, then its engine in this process. It
-    takes minutes, and other work on the machine makes it wrong. `plan` needs the file alone, on any machine.
+    One worker is measured, on the device of --mixed, or on several that divide its model: a launch of it from outside,
+    then its engine in this process. It takes minutes, and other work on the machine makes it wrong. `plan` needs the
+    file alone, on any machine.
     """
     if company:
         be_companion()
@@ -63,18 +66,15 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
     options = read_options(given, config or environment.config_file, environment.variables)
     machine = find_machine(environment.visible_gpus)
     topology = plan(options, machine, RunDirectory(environment.run_base).path, environment.cache_directory)
-    workers = [child for child in topology.children if child.role == MIXED]
-    if len(workers) != 1 or workers[0].size > 1:
-        raise OptionError("a profile is that of one worker of one device: name one by --mixed, like cpu:0 or cuda:0.")
+    worker = measured_of(topology.children)
     if options.speculative_model is not None and given["speculative_model"] is None:
         raise OptionError("a profile knows --speculative-model as a flag: leave it out of files and the environment.")
     with_file = {} if config is None else {"config": config}
     watch = OtherPrograms()
     tell("a launch under loads")
     with launched(words_of(given | NO_GUESSES | with_file)) as launch:
-        times = launch_times(launch, topology.served, workers[0].config)
-    others = [core for core in machine.cores if core not in workers[0].config["cores"]]
-    text = measured(workers[0].config, rounds, times, others)
+        times = launch_times(launch, topology.served, worker)
+    text = measured(worker, rounds, times, machine.cores)
     output.write_text(text)
     click.echo(f"wrote {output}")
     if (cores := watch.cores()) > MOST_OTHERS:
@@ -87,12 +87,23 @@ def tell(what: str) -> None:
     click.echo(f"measuring: {what}", err=True)
 
 
-def measured(config: dict[str, Any], rounds: int, launch: "LaunchTimes", others: Sequence[int]) -> str:
-    """Return the profile's text. Raises LaunchError."""
+def measured_of(children: Sequence[ChildPlan]) -> ChildPlan:
+    """Return the worker that is to be measured. Raises OptionError for others than one of this host."""
+    workers = [child for child in children if child.role == MIXED]
+    if len(workers) != 1 or workers[0].nodes > 1 or workers[0].is_data_parallel:
+        raise OptionError(
+            "a profile is that of one worker, of a device or of some of this host that divide its model: name it by "
+            "--mixed, like cpu:0, cuda:0 or 0+1."
+        )
+    return workers[0]
+
+
+def measured(worker: ChildPlan, rounds: int, launch: "LaunchTimes", cores: Sequence[int]) -> str:
+    """Return the profile's text, of a worker on a machine with these cores. Raises LaunchError."""
     try:
-        made = measured_worker(config | NO_GUESSES, rounds, launch, others)
-        if config["speculative_model"] is not None:
-            made = replace(made, draft=measured_draft(config, rounds))
+        made = measured_worker(worker.configured(**NO_GUESSES), rounds, launch, cores)
+        if worker.config["speculative_model"] is not None:
+            made = replace(made, draft=measured_draft(worker.config, rounds))
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     tell("a worker's turns")
@@ -100,10 +111,8 @@ def measured(config: dict[str, Any], rounds: int, launch: "LaunchTimes", others:
     return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
 
 
-def measured_worker(
-    config: dict[str, Any], rounds: int, launch: "LaunchTimes", others: Sequence[int]
-) -> "DeviceProfile":
-    """Measure a worker's own engine in this process. Raises ModelError."""
+def measured_worker(plan: ChildPlan, rounds: int, launch: "LaunchTimes", cores: Sequence[int]) -> "DeviceProfile":
+    """Measure a worker's own engine in this process, and in one for each further rank. Raises ModelError."""
     from pontil.runtime.planner.company import company_times
     from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, StepTimes
     from pontil.runtime.planner.measuring import (
@@ -113,17 +122,20 @@ def measured_worker(
         machine_of,
         measure_disk,
         measure_pulls,
+        measured_config,
     )
 
     company, disk = CompanyTimes(), DiskTimes()
     tell("loading the model")
-    with machine_of(config) as (worker, machine, sizes):
+    ranks = [measured_config(member.config) for member in plan.members]
+    with rank_processes() as processes, machine_of(worker := processes.run(ranks)) as (machine, sizes):
         meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
         steps = meter.measure()
+        others = [core for core in cores if core not in worker.cores]
         # As many cores as the worker has.
-        if worker.device == "cpu" and len(others) >= len(worker.cores):
+        if worker.device == "cpu" and len(ranks) == 1 and len(others) >= len(worker.cores):
             tell("steps beside another process")
-            with companion(config, others[: len(worker.cores)]) as have_other:
+            with companion(plan.config, others[: len(worker.cores)]) as have_other:
                 company = company_times(meter, have_other)
         tell("pulls of KV blocks")
         times = StepTimes(steps, measure_pulls(machine))
@@ -135,10 +147,10 @@ def measured_worker(
 
 def measured_draft(config: dict[str, Any], rounds: int) -> "DraftTimes":
     """Measure the model that guesses beside the worker's. Raises ModelError."""
-    from pontil.runtime.planner.measuring import machine_of, measure_draft
+    from pontil.runtime.planner.measuring import machine_of, measure_draft, measured_config
 
     tell("loading the draft model")
-    with machine_of(config) as (worker, machine, _):
+    with machine_of(worker := measured_config(config)) as (machine, _):
         tell("steps of the draft model")
         return measure_draft(config["speculative_model"], worker, machine, rounds)
 

@@ -5,7 +5,7 @@ import asyncio
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
@@ -100,8 +101,8 @@ def wait_for(process: "subprocess.Popen[str]") -> ProfiledLaunch:
     raise LaunchError(f"a launch to be measured did not serve: {' '.join(said[-LAST_LINES:])}")
 
 
-def launch_times(launch: ProfiledLaunch, model: str, worker: Mapping[str, Any]) -> LaunchTimes:
-    """Put all loads on a launch that nobody else uses, with a worker of this configuration. Raises LaunchError."""
+def launch_times(launch: ProfiledLaunch, model: str, worker: ChildPlan) -> LaunchTimes:
+    """Put all loads on a launch that nobody else uses, with this worker. Raises LaunchError."""
     target = BenchTarget(launch.url, model)
     seconds_of(launch, target, ProfileLoad(1, 1, 1, 32))
     proxy, workers, client = zip(*(least_of(launch, target, load) for load in LOADS), strict=True)
@@ -110,8 +111,8 @@ def launch_times(launch: ProfiledLaunch, model: str, worker: Mapping[str, Any]) 
         [round(1e3 * one, 5) for one in solved(client)],
     )
     host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), launch.start, 0.0, round(token, 5), *asked)
-    # Other threads, and a GPU, take time of their own.
-    is_alone = worker["device"] == "cpu" and len(worker["cores"]) == 1
+    # Other threads and ranks, and a GPU, take time of their own.
+    is_alone = worker.device == "cpu" and len(worker.cores) == 1 and worker.ranks == 1
     return LaunchTimes(host, workers if is_alone else None)
 
 

@@ -23,9 +23,10 @@ def candidates(predictor: Predictor, most_devices: int) -> list[PlannedTopology]
 
     def rank(topology: PlannedTopology) -> tuple[bool, float, float]:
         rate = model.rate(topology)
-        return rate < wanted, topology.devices if rate >= wanted else -rate, -rate
+        return rate < wanted, topology.workers if rate >= wanted else -rate, -rate
 
-    return sorted(topologies(most_devices, given["disagg"]), key=rank)[:SIMULATED]
+    most_workers = most_devices // predictor.model.profile.about.ranks
+    return sorted(topologies(most_workers, given["disagg"]), key=rank)[:SIMULATED]
 
 
 def ranked(found: Sequence[list[Figures]], share: float) -> list[list[Figures]]:

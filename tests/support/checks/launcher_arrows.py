@@ -61,8 +61,9 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
     },
     "launcher/tools/planner": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
-        "launcher/plan", "launcher/tools/bench", "runtime", "runtime/planner", "runtime/planner/device_profile",
-        "runtime/planner/step_costs", "runtime/proxy/requests", "runtime/wire/simulated",
+        "launcher/plan", "launcher/receipts/rank_processes", "launcher/tools/bench", "runtime", "runtime/planner",
+        "runtime/planner/device_profile", "runtime/planner/step_costs", "runtime/proxy/requests",
+        "runtime/wire/simulated",
     },
     "launcher/tools/disturbances": {
         "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",

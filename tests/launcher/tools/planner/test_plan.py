@@ -2,8 +2,10 @@
 """The commands `profile` and `plan`: predictions in virtual time, their search, and what they refuse."""
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
 from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
-from pontil.runtime.planner.device_profile import read_profile
+from pontil.runtime.planner.device_profile import DeviceProfile, read_profile
 from pontil.runtime.planner.planned_site import PlannedTopology
 from pontil.runtime.planner.step_costs import StepCosts
 
@@ -117,6 +119,31 @@ def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd:
     assert all(row["cost_per_million_tokens"] > 0 for row in rows)
 
 
+def of_two_devices(profile: DeviceProfile) -> DeviceProfile:
+    return replace(profile, about=replace(profile.about, ranks=2))
+
+
+def test_all_devices_of_a_worker_are_counted_and_paid_for(capfd: pytest.CaptureFixture[str]) -> None:
+    profile = small_profile()
+
+    def work() -> int:
+        given = options("--devices", "5", *LOAD, *LIMITS, "--request-rate", "30", "--price", "2", "--json")
+        return predict(of_two_devices(profile), given) + predict(profile, given | {"devices": 2})
+
+    assert in_virtual_time(work) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    doubled, single = ({row["server"]: row for row in some} for some in (rows[:3], rows[3:]))
+    assert doubled.keys() == single.keys() == {"1 mixed", "2 mixed", "1 prefill 1 decode"}
+    for name, row in doubled.items():
+        one = single[name]
+        assert row["devices"] == 2 * one["devices"] and row["ttft_ms_median"] == one["ttft_ms_median"]
+        assert row["cost_per_million_tokens"] == pytest.approx(2 * one["cost_per_million_tokens"], rel=1e-3)
+    # The ranks divide the weights, and each has a part of every block.
+    sizes = profile.sizes
+    both = sizes.weight_bytes + 2 * sizes.blocks * sizes.block_bytes
+    assert doubled["1 mixed"]["memory_gib"] == round(both / (1 << 30), 2)
+
+
 def test_roles_follow_the_load_in_a_plan_too() -> None:
     """Prompts for two and a half workers, of four, and answers for less than one: of two fixed ones half come late."""
 
@@ -169,7 +196,7 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--mixed", "1", "--model", "other"), "is of small, and not of other"),
         ((), "name workers by --prefill and --decode or --mixed, or have them searched by --devices"),
         (("--mixed", "1", "--devices", "2"), "name workers by"),
-        (("--prefill", "1", "--decode", "0+1"), "ranks of a worker (0+1)"),
+        (("--prefill", "1", "--decode", "0+1"), "measure one of them with `pontil profile --mixed 0+1`"),
         (("--prefill", "1"), "--prefill and --decode go together"),
         (("--mixed", "1", "--kill", "decode"), "--kill decode needs a worker of that role"),
         (("--prefill", "1", "--decode", "1", "--balance", "auto", "--disagg", "never"), "--balance auto moves workers"),
@@ -186,6 +213,18 @@ def test_flags_of_a_launch_are_words_again() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(words: tuple[str, ...], reason: str, file: Path) -> None:
+    assert_refused(["plan", "--profile", str(file), *words], reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--devices", "1"), "none of the profile's workers: give 2 or more"),
+        (("--mixed", "1", "--cores", "2"), "--cores is for workers of one device, and the profile's has 2"),
+    ],
+)
+def test_workers_of_two_devices_need_both(words: tuple[str, ...], reason: str, file: Path) -> None:
+    file.write_text(of_two_devices(small_profile()).text())
     assert_refused(["plan", "--profile", str(file), *words], reason)
 
 
@@ -262,6 +301,23 @@ def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> 
         for name in ("load", "requests", "failures", "prompt_tokens", "output_tokens"):
             assert predicted[name] == seen[name]
         assert predicted["ttft_ms_median"] > 0 and predicted["tpot_ms_median"] > 0
+
+
+@pytest.mark.long
+def test_a_worker_of_two_devices_is_measured_with_all_its_ranks(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks need two cores")
+    config = write_tiny_llama(tmp_path / "tiny", max_model_len=1024)
+    file, cores = tmp_path / "profile.json", sorted(os.sched_getaffinity(0))[:2]
+    devices = "+".join(f"cpu:{core}" for core in cores)
+    real("profile", "--model", str(tmp_path / "tiny"), "--mixed", devices, "--rounds", "2", "-o", str(file))
+    made = read_profile(file.read_bytes())
+    assert made.about.ranks == 2 and made.times.steps and made.times.pulls and made.host.worker_turn >= 0
+    # A rank has one of the model's two KV heads: so many bytes of keys and values in each layer.
+    assert made.sizes.block_bytes == config.num_layers * 2 * made.sizes.block_tokens * config.head_dim * 4
+    for line in real("plan", "--profile", str(file), "--devices", "4", "--requests", "4", "--json").splitlines():
+        row = json.loads(line)
+        assert row["failures"] == 0 and row["devices"] in (2, 4)
 
 
 def real(*words: str) -> str:
