@@ -170,7 +170,7 @@ def share_of(split: str, row: Row) -> float:
 
 def best_split(rows: Sequence[Row]) -> str:
     """Return the split that keeps most of some loads: of those that are equal the one that was tried most often."""
-    splits = sorted({split for row in rows for split in row["fixed"]})
+    splits: list[str] = sorted({split for row in rows for split in row["fixed"]})
     tries = {split: sum(split in row["fixed"] for row in rows) for split in splits}
     return max(splits, key=lambda split: (mean(share_of(split, row) for row in rows), tries[split]))
 
