@@ -114,7 +114,7 @@ def test_a_queue_that_is_full_keeps_no_limit() -> None:
 
 
 def test_a_queue_that_decode_workers_help_with_has_a_longest_wait() -> None:
-    """What waits for more others than there are places for is computed elsewhere: the rest is in time."""
+    """Prompts that would wait for more others than there are places for are computed elsewhere: the rest is in time."""
     waits = Waits.of(0.99, 1, 2.0, longest=4.0)
     assert waits.within(3.9) < 0.1 and waits.within(4.0) == 1.0
     # One worker computes prompts of 2.2 s for 1.9, those of decode workers not counted.
