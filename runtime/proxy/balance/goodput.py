@@ -101,7 +101,9 @@ class GoodputModel:
         beside = 0.0 if self.places is None else blocked(self.prompts, prefill, prefill * self.places)
         prompt = self.prompt_token * self.mix.prompt
         rows = WorkerRows.of(self, prompt, beside, decode)
-        pairs = Waits.of(self.prompts * (1.0 - beside), prefill, prompt, 1.0 if self.places else FULL)
+        # Where decode workers help, no prompt waits for more others than a prefill worker has places for.
+        full, longest = (FULL, inf) if self.places is None else (1.0, (self.places - 1.0) * prompt)
+        pairs = Waits.of(self.prompts * (1.0 - beside), prefill, prompt, full, longest)
         # Prompts of decode workers wait for one another.
         others = Waits.of(self.prompts * beside, decode, prompt)
 
@@ -116,25 +118,28 @@ class GoodputModel:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The waits of a queue: the part of prompts that is served, the part of these that waits, and the mean wait of
-    those in seconds."""
+    """The waits of a queue: the part of prompts that is served, the part of these that waits, and the mean and the
+    longest wait of those in seconds."""
 
     served: float
     part: float
     mean: float
+    longest: float = inf
 
     @classmethod
-    def of(cls, work: float, workers: int, prompt: float, full: float = 1.0) -> "Waits":
+    def of(cls, work: float, workers: int, prompt: float, full: float = 1.0, longest: float = inf) -> "Waits":
         """Return those of prompts of so many seconds, that are so much work for so many workers, which can be busy for
         this part of their time: waits are about exponential, and half as long as with service times that are."""
         busy = min(LONGEST_BUSY, work / workers)
         served = min(1.0, full * workers / work) if work else 1.0
-        return cls(served, busy, prompt / (2.0 * workers * (1.0 - busy)))
+        return cls(served, busy, prompt / (2.0 * workers * (1.0 - busy)), longest)
 
     def within(self, seconds: float) -> float:
         """Return the part of prompts that is served after no longer a wait."""
         if seconds < 0.0:
             return 0.0
+        if seconds >= self.longest:
+            return self.served
         return self.served * (1.0 - (self.part * exp(-seconds / self.mean) if self.mean else 0.0))
 
 

@@ -15,12 +15,13 @@ from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedRequest, Pla
 
 # Workers of a site, those of them that compute prompts before roles follow, and the limits of its requests in
 # milliseconds.
-WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 300.0
+WORKERS, FIRST, TTFT, TPOT = 4, 2, 8_000.0, 800.0
 # The part of what the best split can do that is asked for.
 ASKED = (0.5, 0.75)
 # Milliseconds of a step that decodes and of its rows, and of one with prompts and their tokens, and the most of these:
-# a slow device has few tokens to simulate, which is nearly all that a trial takes.
-BASE, ROW, START, TOKEN, STEP_TOKENS = 200.0, 8.0, 80.0, 4.0, 128
+# a slow device has few steps and tokens to simulate, which take most of a trial. As on others the limit for each token
+# is twice what a step takes without rows, and answers have tokens enough for it to be a mean.
+BASE, ROW, START, TOKEN, STEP_TOKENS = 400.0, 32.0, 80.0, 8.0, 128
 # Requests of a steady load that are enough.
 REQUESTS = 240
 # Factor on what a split has time for, above which it keeps no limits: phases begin and end, and rates are means.
@@ -28,8 +29,8 @@ LOOSE = 1.2
 # The tokens of which prompts are made.
 WORDS = range(100, 40_000)
 # Tokens of prompts and answers while prompts are asked for and while answers are, and those of steady loads.
-PROMPTS, ANSWERS = (512, 8), (32, 80)
-STEADY_PROMPTS, STEADY_ANSWERS = (64, 128, 512), (4, 8, 32)
+PROMPTS, ANSWERS = (256, 8), (16, 32)
+STEADY_PROMPTS, STEADY_ANSWERS = (64, 128, 256), (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Phase:
 
 
 def slow_profile() -> DeviceProfile:
-    """Return a profile whose steps take 200 ms and 8 ms for each row that decodes, or 80 ms and 4 ms for each prompt
+    """Return a profile whose steps take 400 ms and 32 ms for each row that decodes, or 80 ms and 8 ms for each prompt
     token, whatever they read."""
     small = small_profile(seats=32, step_tokens=STEP_TOKENS, interleaved_tokens=0, block_tokens=64, blocks=256)
     decode = ((float(rows), 0.0, 0.0, 0.0, BASE + ROW * rows) for rows in (1, 8, 32))
@@ -52,13 +53,27 @@ def slow_profile() -> DeviceProfile:
 
 
 class ShiftingTrial(PlannedTrial):
-    """One phase after the other on a site, each a Poisson process. Equal seeds ask equal things at equal times."""
+    """One phase after the other on a site, each a Poisson process. Equal seeds ask equal things at equal times. It ends
+    when it can no longer keep more than a share `to_beat` of its requests."""
 
-    def __init__(self, site: PlannedSite, phases: Sequence[Phase], seed: int) -> None:
+    def __init__(self, site: PlannedSite, phases: Sequence[Phase], seed: int, to_beat: float) -> None:
         chance = random.Random(seed)
         self.moments = list(moments(phases, chance))
         load = PlannedLoad(len(self.moments), rate=1.0, seed=seed)
         super().__init__(site, load, (asked(phase, chance) for _, phase in self.moments))
+        self.kept = self.ended = 0
+        self.most_missed = len(self.moments) * (1.0 - to_beat)
+
+    def end(self, times: PlannedRequest, failure: str | None) -> None:
+        super().end(times, failure)
+        self.ended += 1
+        self.kept += kept(times)
+        if self.is_beaten:
+            self.running = 0
+
+    @property
+    def is_beaten(self) -> bool:
+        return self.ended - self.kept > self.most_missed
 
     def send_at_moments(self, rate: float) -> None:
         for due, _ in self.moments:
@@ -83,12 +98,13 @@ def asked(phase: Phase, chance: random.Random) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """The outcome: the share of requests that kept both limits, the requests that failed, and the role changes with
-    their times."""
+    """The outcome: the share of requests that kept both limits, the requests that failed, the role changes with their
+    times, and whether it ended early: the share is that of requests until then."""
 
     share: float
     failures: int
     changes: list[tuple[float, str, str]]
+    beaten: bool = False
 
 
 def kept(one: PlannedRequest) -> bool:
@@ -98,19 +114,21 @@ def kept(one: PlannedRequest) -> bool:
     return first - one.sent <= TTFT / 1e3 and (last - first) / max(1, one.tokens - 1) <= TPOT / 1e3
 
 
-def outcome(prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool, disagg: Disagg = "auto") -> Balanced:
-    """Run a load on so many prefill workers, the others decode; where they `balance`, these are the first roles."""
+def outcome(
+    prefill: int, phases: Sequence[Phase], seed: int, *, balance: bool, disagg: Disagg = "auto", to_beat: float = 0.0
+) -> Balanced:
+    """Run a load on so many prefill workers, the others decode; where they `balance`, these are the first roles. End
+    when no share above `to_beat` can come of it; 0: never."""
     options: dict[str, Any] = {"ttft_limit": TTFT, "tpot_limit": TPOT, "balance": "auto" if balance else "none"}
     site = PlannedSite(PlannedTopology(prefill, WORKERS - prefill, 0, disagg), MODEL.get(), seed, options)
-    report = ShiftingTrial(site, phases, seed).run()
+    trial = ShiftingTrial(site, phases, seed, to_beat)
+    report = trial.run()
     assert not site.world.failures, site.world.failures
+    changes = [(round(at - trial.began, 2), name, role) for at, name, role in site.roles.made]
+    failures = 0 if trial.is_beaten else sum(one.failure is not None for one in report.requests)
+    share = trial.kept / max(1, trial.ended if trial.is_beaten else len(report.requests))
     site.close()
-    began = site.world.time - report.seconds
-    share = sum(map(kept, report.requests)) / max(1, len(report.requests))
-    failures = sum(one.failure is not None for one in report.requests)
-    return Balanced(
-        round(share, 4), failures, [(round(at - began, 2), name, role) for at, name, role in site.roles.made]
-    )
+    return Balanced(round(share, 4), failures, changes, trial.is_beaten)
 
 
 class KeptModel:
@@ -139,7 +157,10 @@ def drawn(answer: int, prefill: int) -> float:
 
 
 def likeliest(phases: Sequence[Phase]) -> list[int]:
-    """Return the counts of prefill workers, from the one that has time for most of its worst phase on."""
+    """Return the counts of prefill workers, from the likeliest to be the best on: the one that has time for most of its
+    worst phase, or, where phases differ, fewest of them, as decode workers help with prompts."""
+    if len({(phase.prompt, phase.answer) for phase in phases}) > 1:
+        return list(range(1, WORKERS))
 
     def worst(prefill: int) -> float:
         return min(capacity(phase.prompt, phase.answer, prefill) / phase.rate for phase in phases)
@@ -176,3 +197,13 @@ def steady(seed: int, seconds: float) -> list[Phase]:
     lengths = chance.choice(STEADY_PROMPTS), chance.choice(STEADY_ANSWERS)
     rate = chance.uniform(*ASKED) * best_rate(*lengths)
     return [Phase(max(seconds, min(2 * seconds, REQUESTS / rate)), rate, *lengths)]
+
+
+def kind_of(phases: Sequence[Phase]) -> str:
+    """Return the kind of a load: the lengths of its phases, and the third of `ASKED` in which the rate of each is."""
+    least, most = ASKED
+
+    def third(phase: Phase) -> int:
+        return int(3 * (phase.rate / best_rate(phase.prompt, phase.answer) - least) / (most - least))
+
+    return " ".join(f"{phase.prompt}/{phase.answer}/{third(phase)}" for phase in phases)

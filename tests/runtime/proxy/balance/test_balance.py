@@ -29,11 +29,11 @@ def test_roles_follow_a_load_that_shifts_and_nobody_notices() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [("steady", "--seeds", "1-12"), ("shifting", "--seeds", "1-4", "--phase", "240")])
+@pytest.mark.parametrize("options", [("steady", "--seeds", "1-12"), ("shifting", "--seeds", "1-6")])
 def test_over_seeds_they_beat_fixed_ones_on_shifting_loads_and_lose_little_on_steady_ones(
     options: tuple[str, ...],
 ) -> None:
-    """Some of the thousand seeds, which take hours: the script ends with 1 where they do not."""
+    """Some of the thousand loads, which take more than an hour: the script ends with 1 where they do not."""
     command = [sys.executable, "scripts/simulate_balance.py", "--jobs", "2", "--kinds", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     assert not done.returncode, done.stdout + done.stderr

@@ -111,3 +111,13 @@ def test_a_queue_that_is_full_keeps_no_limit() -> None:
     assert Waits.of(2.0, 1, 1.0).within(1e9) == 0.5, "half of what is asked for is never served"
     assert Waits.of(0.0, 1, 1.0).within(-0.1) == 0.0, "the prompt alone is longer than the limit"
     assert Waits.of(0.0, 1, 0.0).within(0.0) == 1.0
+
+
+def test_a_queue_that_decode_workers_help_with_has_a_longest_wait() -> None:
+    """Prompts that would wait for more others than there are places for are computed elsewhere: the rest is in time."""
+    waits = Waits.of(0.99, 1, 2.0, longest=4.0)
+    assert waits.within(3.9) < 0.1 and waits.within(4.0) == 1.0
+    # One worker computes prompts of 2.2 s for 1.9, those of decode workers not counted.
+    mix, line = RequestMix([AskedRequest(1.0, 256, 16)]), StepLine(0.4, 0.032, 32.0)
+    helped = GoodputModel(mix, 1.9, 9.0, 0.0086, line, 8.0, 0.8, 2.4)
+    assert helped.share(1, 3) > 0.7 > 0.5 > replace(helped, first_token=3.0).share(1, 3)
