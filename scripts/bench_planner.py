@@ -14,8 +14,9 @@ run, with nothing beside it: that it takes so many times as long as planned is t
 predicted once more (`plan --slowdown`). Runs beside which other programs took more than --others of the cores are
 repeated, for up to --patience seconds a configuration.
 
---drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right: those of a
-model whose file scripts/deepen_model.py made, by the one that it was made from.
+--drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right, and no
+others may be made: that of a model and a draft model whose files scripts/deepen_model.py wrote with --counting. The
+profile has to name the draft model as --drafts does.
 """
 
 import argparse

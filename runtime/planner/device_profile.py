@@ -116,20 +116,22 @@ class DiskTimes:
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
     """The `model` that guesses for the profile's: bytes of its blocks and of its weights, the part of the other's that
-    its weights are, and of its steps the rows and milliseconds. None was measured where it has no name."""
+    its weights are; of its steps that guess the sequences, the positions before the rows, milliseconds; of those that
+    only read a text the rows and milliseconds. None was measured where it has no name."""
 
     model: str = ""
     block_bytes: int = 0
     weight_bytes: int = 0
     ratio: float = 1.0
-    runs: Points = ()
+    guesses: Points = ()
+    reads: Points = ()
 
 
 PARTS = {
     "about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes, "company": CompanyTimes,
     "disk": DiskTimes, "draft": DraftTimes,
 }  # fmt: skip
-WIDTHS = {"steps": 5, "pulls": 2, "runs": 2}
+WIDTHS = {"steps": 5, "pulls": 2, "guesses": 3, "reads": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,9 @@ class DeviceProfile:
         """Return the profile of a device that needs so many times as long for everything."""
         host, disk = HostTimes(**multiplied(self.host, times)), DiskTimes(**multiplied(self.disk, times))
         made = StepTimes(slower_points(self.times.steps, times), slower_points(self.times.pulls, times))
-        drafts = replace(self.draft, runs=slower_points(self.draft.runs, times))
-        return replace(self, times=made, host=host, disk=disk, draft=drafts)
+        guesses, reads = slower_points(self.draft.guesses, times), slower_points(self.draft.reads, times)
+        draft = replace(self.draft, guesses=guesses, reads=reads)
+        return replace(self, times=made, host=host, disk=disk, draft=draft)
 
 
 def multiplied(part: HostTimes | DiskTimes, times: float) -> dict[str, float]:
@@ -238,5 +241,5 @@ def check_sizes(profile: DeviceProfile) -> None:
     about = profile.about
     if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, about.cores, about.ranks) < 1:
         raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")
-    if profile.draft.model and not profile.draft.runs:
+    if profile.draft.model and not (profile.draft.guesses and profile.draft.reads):
         raise ProfileError(f"it has no steps of {profile.draft.model}, which guesses: {MADE_BY}")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ MOST_CONTEXT = 4096
 PASSES = 3
 # The fewest prompt tokens of a step while others decode.
 LEAST_CHUNK = 16
+# Positions that a draft model has read before it guesses, rows of texts that it reads, and its most guesses.
+GUESSED_BEHIND, READ_ROWS, MOST_GUESSED = (32, 512), (1, 2, 4, 8, 16, 32, 64, 128), 1024
 PULLED_BLOCKS, PULLS = (1, 4, 16, 64), 5
 PULL_WITHIN = 60.0
 # Blocks that a disk is measured with, and as many bytes at most.
@@ -223,35 +226,76 @@ def measure_tier(config: WorkerConfig, machine: WorkerResources) -> DiskTimes:
 
 
 def measure_draft(name: str, config: WorkerConfig, machine: WorkerResources, rounds: int) -> DraftTimes:
-    """Measure the steps of the model of this name that guesses in this worker, by their rows. Raises ModelError for one
-    that is no model of its own."""
+    """Measure the steps of the model of this name that guesses in this worker. Raises ModelError for one that is no
+    model of its own."""
     drafter = machine.scheduler.drafts.drafter
     if not isinstance(drafter, ModelDrafter) or type(drafter.model) is not DraftModel:
         raise ModelError("a profile has no times of the layer that --speculative-model names: leave it out")
-    model, policy, least = drafter.model, drafter.policy, dict[int, float]()
+    model, policy = drafter.model, drafter.policy
     assert isinstance(policy, AdaptivePolicy)
     model.clock = clock_of(config)
+    guesses, reads = dict[tuple[float, ...], float](), dict[tuple[float, ...], float]()
+    wanted = [
+        (rows, context) for rows, context in product(ROWS, GUESSED_BEHIND) if has_room(model, rows, context, rounds)
+    ]
+    texts = [rows for rows in READ_ROWS if has_room(model, 1, rows, rounds)]
     for _ in range(PASSES):
-        for rows in ROWS:
-            guess(model, rows, rounds)
-            for made, seconds in model.runs:
-                least[made] = min(seconds, least.get(made, seconds))
-            model.runs.clear()
+        for rows, context in wanted:
+            keep_least(guesses, (float(rows), float(rows * context)), guess(model, rows, context, rounds))
+        for rows in texts:
+            keep_least(reads, (float(rows),), min(read(model, rows) for _ in range(rounds)))
     path = Path(str(config.speculative_model))
-    runs = tuple((float(rows), round(1e3 * least[rows], 4)) for rows in sorted(least))
-    return DraftTimes(name, model.memory.layout.block_bytes, bytes_of(path), round(policy.ratio, 4), runs)
+    size, ratio = model.memory.layout.block_bytes, round(policy.ratio, 4)
+    return DraftTimes(name, size, bytes_of(path), ratio, points(guesses), points(reads))
 
 
-def guess(model: DraftModel, rows: int, rounds: int) -> None:
-    """Have so many sequences guessed for, each so many tokens behind its prompt."""
-    chance, params = random.Random(rows), SamplingParams(max_tokens=2 + rounds, seed=1, temperature=0.0)
-    some = list[Sequence]()
-    for number in range(rows):
-        prompt = [chance.randrange(model.known_ids // 8, model.known_ids // 2) for _ in range(CONTEXTS[0])]
-        some.append(Sequence(f"guessed {number}", prompt, params, frozenset()))
-    model.propose([(one, 1 + rounds) for one in some])
+def has_room(model: DraftModel, rows: int, context: int, rounds: int) -> bool:
+    """Return whether so many sequences can be guessed for so often behind a context."""
+    length = context + 1 + rounds
+    blocks = rows * -(-length // model.memory.layout.block_size)
+    return rows * context <= MOST_CONTEXT and length < model.shape.max_model_len and blocks < model.pool.available
+
+
+def keep_least(least: dict[tuple[float, ...], float], sizes: tuple[float, ...], seconds: float) -> None:
+    least[sizes] = min(seconds, least.get(sizes, seconds))
+
+
+def points(least: dict[tuple[float, ...], float]) -> Points:
+    return tuple((*sizes, round(1e3 * seconds, 4)) for sizes, seconds in sorted(least.items()))
+
+
+def guess(model: DraftModel, rows: int, context: int, rounds: int) -> float:
+    """Return the least seconds of steps that guess for so many sequences behind such a context. The rounds are nearly
+    alike."""
+    some = [followed(model, number, context) for number in range(rows)]
+    model.runs.clear()
+    model.propose([(one, rounds) for one in some])
     for one in some:
         model.forget(one)
+    return min(seconds for made, seconds in taken(model) if made == rows)
+
+
+def read(model: DraftModel, rows: int) -> float:
+    """Return the seconds of a step that reads a text of so many rows, from none of which anything is drawn."""
+    model.forget(followed(model, 0, rows))
+    ((_, seconds),) = taken(model)
+    return seconds
+
+
+def taken(model: DraftModel) -> list[tuple[int, float]]:
+    """Take the rows and seconds of the steps that were made."""
+    runs, model.runs = model.runs, []
+    return runs
+
+
+def followed(model: DraftModel, number: int, context: int) -> Sequence:
+    """Have the model read so many tokens of a prompt, of which its next guess needs one more."""
+    chance, params = random.Random(number), SamplingParams(max_tokens=MOST_GUESSED, seed=1, temperature=0.0)
+    prompt = [chance.randrange(model.known_ids // 8, model.known_ids // 2) for _ in range(context + 1)]
+    sequence = Sequence(f"guessed {number}", prompt, params, frozenset())
+    model.start(sequence, len(prompt))
+    model.read(sequence, context)
+    return sequence
 
 
 def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) -> WorkerSizes:

@@ -208,9 +208,10 @@ class PlannedWorker(CoreProcess):
         runner = CostedRunner(self, place, model, pool)
         engine = equip(config, runner, storage, pool)
         if model.drafts_in(config.role):
-            spend = partial(runner.compute, DECODE)
-            drafter = planned_drafter(model.profile.draft, spend, BlockPool(blocks), layout, shape)
-            engine.scheduler.drafts.drafter = drafter
+            spend, steps = partial(runner.compute, DECODE), map(model.costs.decode.at, range(1, model.guesses + 2))
+            engine.scheduler.drafts.drafter = planned_drafter(
+                model.profile.draft, model.accepted, tuple(steps), spend, BlockPool(blocks), layout, shape
+            )
         return WorkerResources(
             shape, about.fingerprint, model.tokenizer, model.grammars, layout, storage, pool,
             engine, Driver(config, NoReports()), about.dtype, about.kernels,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seconds of a step and of a pull, from measured points.
 
-A step's time is that of its rows, and of the keys and values that they read: of a row that decodes those of its
-context, of a prompt token those of all before it. Between measured rows seconds grow evenly. A step of both kinds takes
-less than one of each, as weights are read once: by as much as the measured ones did.
+A step's time is that of its rows, and of the keys and values that they read: of a sequence that decodes those of its
+context, once for all rows that verify its guesses; of a prompt token those of all before it. Between measured rows
+seconds grow evenly. A step of both kinds takes less than one of each, as weights are read once: by as much as the
+measured ones did.
 """
 
 from bisect import bisect_left
@@ -72,7 +73,8 @@ def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], 
 
 @value(frozen=True, slots=True)
 class StepWork:
-    """The work of one step: rows that decode, the positions that they read, prompt tokens, and what these read."""
+    """The work of one step: rows that decode, the positions that their sequences read, prompt tokens, and what these
+    read."""
 
     rows: int
     read: float
@@ -89,7 +91,7 @@ class StepWork:
                 prompt_read += count * start + count * (count + 1) // 2
             else:
                 rows += count
-                read += count * (start + 1)
+                read += start + count
         return cls(rows, float(read), tokens, float(prompt_read))
 
 

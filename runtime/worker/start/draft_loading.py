@@ -20,7 +20,7 @@ from pontil.runtime.engine.drafts.device_head import DeviceLayerRunner
 from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
-from pontil.runtime.engine.drafts.policy import AdaptivePolicy
+from pontil.runtime.engine.drafts.policy import WINDOWS, AdaptivePolicy
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
@@ -35,6 +35,10 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.start.draft_pair import count_weights
 from pontil.runtime.worker.start.gpu_room import MemoryMeter, TorchMeter
 from pontil.runtime.worker.start.loading import ModelPart, for_its_device, quantization_of, read_weights
+
+# The positions of the text that a draft model reads at its start: the policy goes by what they took until it has seen
+# more, and may spend all that it has on the first text that it has read.
+FIRST_READ = WINDOWS[-2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +184,14 @@ def step_bytes_of(config: WorkerConfig, model: Model, layout: KVLayout, meter: M
 
 
 def warm_up(model: DraftModel) -> list[tuple[int, float]]:
-    """Have two guesses made, since the first call of an operation sets it up. Return their rows and seconds."""
-    sequence = Sequence("warm-up", [0], SamplingParams(max_tokens=4, seed=0, temperature=0.0), frozenset())
+    """Have a text read and two guesses made, since the first call of an operation sets it up. Return their rows and
+    seconds. A small memory has a shorter text."""
+    room = min(model.shape.max_model_len, (model.pool.available - 1) * model.memory.layout.block_size)
+    # Both guesses come behind it.
+    count = max(2, min(FIRST_READ, room - 2)) - 1
+    sequence = Sequence("warm-up", [0] * count, SamplingParams(max_tokens=4, seed=0, temperature=0.0), frozenset())
     sequence.output = [0]
-    sequence.drafting.record(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)])
+    sequence.drafting.record(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)] * count)
     model.propose([(sequence, 2)])
     model.forget(sequence)
     model.prefix.clear()

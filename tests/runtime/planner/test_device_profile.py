@@ -36,7 +36,7 @@ def signed(change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps({**told, DIGEST: digest_of(told)}).encode()
 
 
-DRAFT = DraftTimes("smaller", 1024, 1 << 20, 0.25, ((1.0, 0.5), (64.0, 4.0)))
+DRAFT = DraftTimes("smaller", 1024, 1 << 20, 0.25, ((1.0, 32.0, 0.5), (64.0, 32.0, 4.0)), ((1.0, 0.4),))
 
 
 @pytest.mark.parametrize("made", [SMALL, replace(SMALL, disk=DiskTimes(0.5, 0.2, 1.0), draft=DRAFT)])
@@ -68,6 +68,11 @@ def test_a_change_behind_the_digest_is_seen() -> None:
         (lambda told: told["times"].update(pulls=[[1, True]]), "each of 2 numbers"),
         (lambda told: told.update(times=[]), "has not the fields"),
         (lambda told: told.update(draft={"model": "smaller"}), "no steps of smaller, which guesses"),
+        (lambda told: told.update(draft={"model": "x", "guesses": [[1, 0, 1]]}), "no steps of x, which guesses"),
+        (
+            lambda told: told.update(draft={"model": "x", "runs": [[1, 1]]}),
+            '"draft" has not the fields of this version',
+        ),
         (lambda told: told.update(disk={"read": "fast"}), "disk.read is none of the values"),
     ],
 )

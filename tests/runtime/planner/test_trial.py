@@ -58,7 +58,10 @@ def disks(model: PlannedModel, milliseconds: float) -> PlannedModel:
 
 def run_drafts(model: PlannedModel, accepted: float | None) -> dict[str, Any]:
     """Put longer answers on a worker whose draft model guesses right with this chance, or that has none."""
-    drafts = replace(model.profile, draft=DraftTimes("small", 1024, 1 << 18, 0.1, ((1.0, 0.5), (64.0, 4.0))))
+    drafts = replace(
+        model.profile,
+        draft=DraftTimes("small", 1024, 1 << 18, 0.1, ((1.0, 0.0, 0.5), (64.0, 0.0, 4.0)), ((1.0, 0.5), (64.0, 2.0))),
+    )
     made = model if accepted is None else replace(model, profile=drafts, drafts=True, guesses=6, accepted=accepted)
     site = PlannedSite(MIXED, made, 1)
     asked = ((prompt, 96) for prompt, _ in questions())

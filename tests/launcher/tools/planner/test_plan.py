@@ -287,7 +287,7 @@ def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> 
     real("profile", *flags, *drafts, "--kv-tier", disk, "--rounds", "2", "-o", str(file))
     made = read_profile(file.read_bytes())
     assert made.disk.read > 0 and made.disk.write > 0 and made.draft.model == drafts[1] and made.draft.ratio == 1.0
-    assert made.draft.block_bytes == made.sizes.block_bytes and [rows for rows, _ in made.draft.runs][:3] == [1, 2, 4]
+    assert made.draft.block_bytes == made.sizes.block_bytes and [rows for rows, _ in made.draft.reads][:3] == [1, 2, 4]
     assert not list(tmp_path.glob("profile-*"))
     more = ("--kv-tier", disk, *drafts, "--accepted", "0.8", "--requests", "4")
     for line in real("plan", "--profile", str(file), "--mixed", "1", *more, "--json").splitlines():

@@ -24,6 +24,7 @@ from pontil.runtime.engine.drafts.policy import (
     Option,
     SharesRight,
 )
+from pontil.runtime.worker.start.draft_loading import FIRST_READ
 
 MOST = 8
 # Says of the next guess for a stream if it is right.
@@ -154,6 +155,18 @@ def test_where_no_guess_is_right_little_time_is_lost(rows: int, seed: int) -> No
     """A stream that never repeats takes at most 3 % longer, reading its prompt into the draft model included."""
     world = GuessWorld([GuessedStream(0.0, found=0.3) for _ in range(rows)], seed=seed)
     assert world.run(2000) > 1 / 1.03
+
+
+@pytest.mark.parametrize("noise", [0.85, 0.9, 1.0, 1.1, 1.15])
+@pytest.mark.parametrize("row", [0.0003, 0.0011, 0.0018, 0.003])
+@pytest.mark.parametrize("step", [0.012, 0.016, 0.03])
+def test_the_first_text_is_paid_for_whatever_noise_the_first_steps_had(step: float, row: float, noise: float) -> None:
+    """A worker that spends more than it has makes no guesses for hundreds of tokens. Two steps that differ by one row
+    say nothing of what a row takes, as noise is more than that."""
+    world = GuessWorld([GuessedStream(1.0, missing=64)], step - 0.0007, 0.0007, 0.006 - row, row)
+    for rows, factor in zip((FIRST_READ, 1), (noise, 2.0 - noise), strict=True):
+        world.policy.drafted(rows, factor * (world.draft_base + rows * row))
+    assert min(world.policy.account for _ in range(60) if world.step()) >= 0.0
 
 
 def with_chance(*shares: float, each: int = 250) -> Behaviour:

@@ -8,6 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from guessing_layers import made, write_file
 from quantized_directory import FORMS, quantize
+from tiny import build, draft_model, reference
 from tiny_draft_layers import write_eagle_head
 from tiny_llama import write_tiny_llama
 from workers import Silent
@@ -19,7 +20,7 @@ from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES, FLOAT32, 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
-from pontil.runtime.worker.start.draft_loading import load_draft_layer
+from pontil.runtime.worker.start.draft_loading import FIRST_READ, load_draft_layer, warm_up
 from pontil.runtime.worker.start.loading import load
 
 
@@ -59,3 +60,12 @@ def test_a_layer_keeps_the_numbers_of_its_files(tmp_path: Path, form: str, quant
     demand = MemoryDemand("auto", "auto", quantization, None, 1 << 20, 16, [["cpu"]], {})
     said = draft_footprint(target, head, demand)
     assert said.weights == pytest.approx(taken, rel=0.1) and said.kv == 0 and said.model == "target"
+
+
+@pytest.mark.parametrize(("blocks", "read"), [(200, FIRST_READ), (4, 30), (3, 14)])
+def test_a_draft_model_begins_with_a_text_as_long_as_there_is_room_for(blocks: int, read: int) -> None:
+    """Steps of one and two rows alone say next to nothing of what a text takes."""
+    model = draft_model(build(reference()), blocks)
+    for _ in range(2):
+        assert [rows for rows, _ in warm_up(model)] == [read, 1]
+        assert not model.followers and model.pool.available == blocks - 1
