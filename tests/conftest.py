@@ -8,6 +8,7 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,8 @@ SHARED = {
     "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
 }  # fmt: skip
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
+# The threads that torch has for one product, as the tests were collected.
+THREADS: list[int] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,10 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from scanning libraries and tests, which are millions of objects, over and over, and
-    what a test makes too often."""
+    what a test makes too often. Note how many threads torch has."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
+    if (torch := sys.modules.get("torch")) is not None:
+        THREADS.append(torch.get_num_threads())
     # pytest adds its handlers to each logger that passes nothing on, six times a test; dozens of torch's are such.
     for name, known in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(known, logging.Logger):
@@ -107,10 +112,14 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Never look again at the objects that a file leaves, such as modules that it imported: some tests ask for a look
-    at all objects, of which a process that runs hundreds of files would have millions."""
+    at all objects, of which a process that runs hundreds of files would have millions. And take back torch's threads,
+    of which a command that computes in this process gives it one for each core: those of several files that run at a
+    time wait for each other by spinning, and a product takes ten times as long."""
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        if (torch := sys.modules.get("torch")) is not None and THREADS:
+            torch.set_num_threads(THREADS[0])
 
 
 @pytest.hookimpl(tryfirst=True)
