@@ -7,6 +7,7 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -73,8 +74,19 @@ SHARED = {
     "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
 }  # fmt: skip
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
-# The threads that torch has for one product, as the tests were collected.
+# The threads that torch has for one product in this process, unless a test says otherwise.
 THREADS: list[int] = []
+
+
+def compute_alone() -> None:
+    """Have torch compute by this thread. In a fork it is the only one: one that waited for those with which its parent
+    computed would wait for ever."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+        THREADS[:] = [1]
+
+
+os.register_at_fork(after_in_child=compute_alone)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
