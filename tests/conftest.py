@@ -48,7 +48,8 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
         signal.signal(number, handler)
 
 # Files whose tests share what a fixture of this name starts once for a whole run; some of the second group share
-# `both_models` too. Those of the last share the source tree as it was parsed once.
+# `both_models` too, and those of `recognizer` all real nodes of speech. Those of the last share the source tree as it
+# was parsed once.
 SHARED = {
     "pair": tuple(
         f"system/test_{name}.py"
@@ -69,6 +70,15 @@ SHARED = {
         "system/test_waterfall.py",
         "system/test_embeddings.py",
         "clients/test_sessions.py",
+    ),
+    "started_processes": tuple(
+        f"gpu_ops/collectives/test_{name}.py"
+        for name in (
+            "collectives", "data_parallel", "divided_layers", "divided_models", "expert_parallel", "rank_faults",
+        )
+    ),
+    "recognizer": tuple(
+        f"runtime/stages/nodes/test_{name}.py" for name in ("pipeline", "recognizer", "speaker", "speech_nodes")
     ),
     "mixture_alone": ("system/test_data_parallel.py", "system/test_expert_parallel.py"),
     "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
