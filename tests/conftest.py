@@ -7,7 +7,9 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 
 import gc
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -46,7 +48,8 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
         signal.signal(number, handler)
 
 # Files whose tests share what a fixture of this name starts once for a whole run; some of the second group share
-# `both_models` too. Those of the last share the source tree as it was parsed once.
+# `both_models` too, and those of `recognizer` all real nodes of speech. Those of the last share the source tree as it
+# was parsed once.
 SHARED = {
     "pair": tuple(
         f"system/test_{name}.py"
@@ -68,10 +71,32 @@ SHARED = {
         "system/test_embeddings.py",
         "clients/test_sessions.py",
     ),
+    "started_processes": tuple(
+        f"gpu_ops/collectives/test_{name}.py"
+        for name in (
+            "collectives", "data_parallel", "divided_layers", "divided_models", "expert_parallel", "rank_faults",
+        )
+    ),
+    "recognizer": tuple(
+        f"runtime/stages/nodes/test_{name}.py" for name in ("pipeline", "recognizer", "speaker", "speech_nodes")
+    ),
     "mixture_alone": ("system/test_data_parallel.py", "system/test_expert_parallel.py"),
     "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
 }  # fmt: skip
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
+# The threads that torch has for one product in this process, unless a test says otherwise.
+THREADS: list[int] = []
+
+
+def compute_alone() -> None:
+    """Have torch compute by this thread. In a fork it is the only one: one that waited for those with which its parent
+    computed would wait for ever."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+        THREADS[:] = [1]
+
+
+os.register_at_fork(after_in_child=compute_alone)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,10 +119,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from scanning libraries and tests, which are millions of objects, over and over, and
-    what a test makes too often."""
+    what a test makes too often. Note how many threads torch has."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
+    if (torch := sys.modules.get("torch")) is not None:
+        THREADS.append(torch.get_num_threads())
     # pytest adds its handlers to each logger that passes nothing on, six times a test; dozens of torch's are such.
     for name, known in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(known, logging.Logger):
@@ -107,10 +134,14 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Never look again at the objects that a file leaves, such as modules that it imported: some tests ask for a look
-    at all objects, of which a process that runs hundreds of files would have millions."""
+    at all objects, of which a process that runs hundreds of files would have millions. And take back torch's threads,
+    of which a command that computes in this process gives it one for each core: those of several files that run at a
+    time wait for each other by spinning, and a product takes ten times as long."""
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        if (torch := sys.modules.get("torch")) is not None and THREADS:
+            torch.set_num_threads(THREADS[0])
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -278,7 +278,7 @@ def test_what_cannot_be_loaded_is_refused_and_nothing_is_lost(
     assert load(made, "slow", folder / "one").status == 503
     assert made.complete(model="slow").status == 503 and listed(made) == list(DIGESTS)
     workers[0].worker.on_adapters = silent
-    made.proxy.adapters.tell()
+    made.loop.call_soon_threadsafe(made.proxy.adapters.tell)
     eventually(lambda: listed(made) == [*DIGESTS, "slow"], "the slow one")
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from sanic import router as app_router
 from sanic.mixins import routes
 from sanic_routing import route, router
-from sanic_routing.utils import path_to_parts
+from sanic_routing.utils import parts_to_path, path_to_parts
 
 
 def compile_routes_once() -> None:
-    """Have sanic look at signatures of handlers, take paths apart, and compile the source of a router, for the first
-    app of this process only."""
+    """Have sanic look at signatures of handlers, take paths apart and join them, and compile the source of a router,
+    for the first app of this process only."""
     known = dict[CodeType, inspect.Signature]()
 
     def signed(handler: Any) -> inspect.Signature:
@@ -29,8 +29,9 @@ def compile_routes_once() -> None:
     untyped: Any = router
     untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
     untyped.compile = cache(compile)
-    untyped.path_to_parts = parts = cache(path_to_parts)
-    untyped = route
-    untyped.path_to_parts = parts
+    parts, paths = cache(path_to_parts), cache(parts_to_path)
+    for untyped in (router, route):
+        untyped.path_to_parts = parts
+        untyped.parts_to_path = lambda these, delimiter="/": paths(tuple(these), delimiter)
     generalized: Any = route.Route.segments
     untyped.Route.segments = property(lambda one: generalized.fget(one) if one._params else one.parts)

@@ -114,7 +114,8 @@ def test_who_takes_a_lease_is_told_where_its_adapter_is(made: ScriptedSite) -> N
     assert (state.adapter, state.adapter_directory) == told
     # So is the next process of that worker, and whoever moves it on from there.
     eventually(lambda: view.worker == other.incarnation and view.prompt.directory == told[1], "the lease there")
-    made.proxy.leases.resume(view, other.incarnation, view.moves)
+    # In the thread of the proxy's sockets: two that send by one at a time end the process.
+    made.loop.call_soon_threadsafe(made.proxy.leases.resume, view, other.incarnation, view.moves)
     eventually(lambda: bool(other.orders), "an order")
     assert (other.orders[-1].adapter, other.orders[-1].adapter_directory) == told
 

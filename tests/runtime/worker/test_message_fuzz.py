@@ -69,20 +69,14 @@ class FuzzedPair:
         params = chance.choice([drawn(6), greedy(4, logprobs=1), drawn(5, n=3)])
         self.proxy.submit_pair(self.prefill, self.decode, name, prompt(chance.choice([9, 60, 150])), params)
         for _ in range(chance.randrange(1, 12)):
-            self.turn()
+            self.proxy.turn()
         if injected:
             self.inject(kind, name)
         for _ in range(8):
-            self.turn()
+            self.proxy.turn()
         self.interceptor = None
         self.others(name)
         self.settle()
-
-    def turn(self) -> None:
-        for worker in self.proxy.workers:
-            worker.turn()
-        for message in self.proxy.server.receive_all():
-            self.proxy.hear(message)
 
     def inject(self, kind: type[Message], name: str) -> None:
         now, transfer = time.monotonic(), f"t-{name}.0"

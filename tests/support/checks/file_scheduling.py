@@ -3,13 +3,21 @@
 
 from collections.abc import Mapping, Sequence
 
-# Tests here start processes, and wait for them about half of their time.
-WITH_PROCESSES = ("tests/system/", "tests/launcher/", "tests/scripts/", "tests/clients/")
+# Tests here start processes, servers or threads, and wait for them about half of their time.
+WITH_PROCESSES = (
+    "tests/system/",
+    "tests/launcher/",
+    "tests/scripts/",
+    "tests/clients/",
+    "tests/http/",
+    "tests/runtime/tracing/",
+)
 # The files and groups that take longest, from half a minute down to ten seconds, are handed out first, in this order:
 # what is begun last is short, so that no core is without work for long at the end.
 LONGEST = (
     "tests/world/test_seeds.py", "pair", "tests/world/test_world.py", "tests/system/test_page.py",
-    "source_tree", "tests/gpu_ops/triton/test_ladder.py", "tests/runtime/models/test_architectures.py",
+    "source_tree", "tests/gpu_ops/triton/test_ladder.py", "started_processes", "recognizer",
+    "tests/runtime/models/test_architectures.py",
     "tests/world/test_random_graphs.py", "tests/world/test_stand_ins.py", "tests/runtime/worker/test_parity.py",
 )  # fmt: skip
 

@@ -38,6 +38,7 @@ class EmbeddingSite:
         self.loop = WorkerLoop(self.worker, Silent())
         self.loop.tick(0.0)
         self.until(lambda: self.worker.link.proxy is not None)
+        self.proxy.underway.count(self.worker.link.sockets)
 
     def until(self, condition: Any) -> None:
         deadline = time.monotonic() + DEADLINE
@@ -45,8 +46,7 @@ class EmbeddingSite:
             assert time.monotonic() < deadline, "the condition did not come true"
             self.worker.sockets.poller.wake()
             self.loop.turn()
-            for message in self.proxy.server.receive_all():
-                self.proxy.hear(message)
+            self.proxy.hear_all()
 
     def want_times(self) -> None:
         """Have the worker tell times, by a Welcome after those that may still be on their way."""

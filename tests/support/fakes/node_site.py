@@ -115,6 +115,7 @@ class NodeSite:
         self.loop = WorkerLoop(self.worker, Silent())
         self.loop.tick(0.0)
         self.until(lambda: self.worker.link.proxy is not None)
+        self.proxy.underway.count(self.worker.link.sockets)
 
     def maker(self, name: str = "llm:0") -> StreamMaker:
         assert self.connection is not None
@@ -126,8 +127,7 @@ class NodeSite:
         self.loop.turn()
         for maker in self.makers:
             maker.turn()
-        for message in self.proxy.server.receive_all():
-            self.proxy.hear(message)
+        self.proxy.hear_all()
 
     def until(self, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + DEADLINE

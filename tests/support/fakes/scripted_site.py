@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ from proxy_configs import bare_config
 from routes_once import compile_routes_once
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
+from pontil.http.openai.chat import prompt_reader
 from pontil.http.server.service import BACKLOG, build_app, load_pairs
 from pontil.http.server.timed_protocol import TimedProtocol
+from pontil.runtime.chat.chat_template import ChatTemplate
 from pontil.runtime.proxy.proxy import NO_MORE, Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 MODEL = "tiny"
-# Hundreds of sites begin in one process.
+# Hundreds of sites begin in one process. They have few templates among them, which threads may share.
 compile_routes_once()
+compiled = cache(lambda source, tokens: ChatTemplate(source, dict(tokens)))
+setattr(prompt_reader, ChatTemplate.__name__, lambda source, tokens: compiled(source, tuple(tokens.items())))
 
 
 class HttpAnswer:

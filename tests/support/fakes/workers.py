@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real workers and a scripted proxy in one thread, stepped by the test: sockets are real, and no wait depends on
-timing."""
+timing. A worker takes no further turn before the proxy has heard what it said."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from frames_underway import FramesUnderway
 from hostile_connector import HostileConnector
 from kernels import CACHE
 
@@ -184,6 +185,7 @@ class ScriptedProxy:
         self.incarnation = incarnation
         self.context = open_context()
         self.server = ControlServer(self.context, f"ipc://{folder}/control")
+        self.underway = FramesUnderway(self.server)
         self.hellos: dict[str, Hello] = {}
         self.duties: dict[str, RoleChange] = {}
         # Messages about each worker's prefix cache; none unless they are wanted.
@@ -248,14 +250,23 @@ class ScriptedProxy:
         deadline = time.monotonic() + DEADLINE
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true in time"
-            for worker in self.workers:
-                worker.turn()
-            for message in self.server.receive_all():
-                self.hear(message)
+            self.turn()
+
+    def turn(self) -> None:
+        for worker in self.workers:
+            worker.turn()
+        self.hear_all()
+
+    def hear_all(self) -> None:
+        """Hear what has come, and all that workers have said so far."""
+        for message in self.underway.receive():
+            self.hear(message)
 
     def admit(self, *workers: PromptWorker) -> None:
         self.workers += workers
         self.turn_until(lambda: all(worker.link.proxy == self.incarnation for worker in workers))
+        for worker in workers:
+            self.underway.count(worker.link.sockets)
 
     def submit(
         self,

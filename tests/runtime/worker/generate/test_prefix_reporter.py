@@ -138,12 +138,13 @@ class Proxies:
     def __init__(self, first: ScriptedProxy, second: ScriptedProxy, worker: PromptWorker) -> None:
         self.first, self.second, self.worker = first, second, worker
         first.workers.append(worker)
+        for one in (first, second):
+            one.underway.count(worker.link.sockets)
         self.turn_until(lambda: worker.link.proxies == 2)
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def heard() -> bool:
-            for message in self.second.server.receive_all():
-                self.second.hear(message)
+            self.second.hear_all()
             return condition()
 
         self.first.turn_until(heard)

@@ -33,8 +33,6 @@ class MappingProcess:
         self.pid = os.fork()
         if not self.pid:
             signal.signal(signal.SIGBUS, signal.SIG_DFL)
-            # The threads with which an earlier test of this process computed are not here.
-            torch.set_num_threads(1)
             loading = Loading(model, cache)
             built = loading.model()
             if loading.shelf.mapped is not None:
