@@ -29,6 +29,16 @@ class TooManyRequests(RequestError):
         self.retry_after = retry_after
 
 
+class OtherAdapter(RequestError):
+    """A request that an operator sends again, and whose name stands for another adapter than when it was recorded: HTTP
+    412, by which nothing else is refused."""
+
+    STATUS = 412
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=self.STATUS, param="model", code="adapter_changed")
+
+
 class Unavailable(PontilError):
     """The request was good but cannot be served now (no worker, overload, a worker died): HTTP 503. `retry_after` is in
     seconds, None where it is not known."""

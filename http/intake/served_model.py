@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from pontil.runtime.config.proxy_config import FurtherModel, ProxyConfig
-from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.errors import OtherAdapter, RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.ticket import ChosenAdapter
+from pontil.runtime.proxy.requests.ticket import ChosenAdapter, Replay
 
 
 def model_object(proxy: Proxy, name: str, vocab_size: int, snapshot: RegistrySnapshot) -> dict[str, Any]:
@@ -52,29 +52,36 @@ class ServedModel:
         """The names that clients may ask for: its own, and those of its adapters."""
         return (self.name, *self.adapters)
 
-    def check(self, name: str | None) -> ChosenAdapter | None:
+    def check(self, name: str | None, replay: Replay | None = None) -> ChosenAdapter | None:
         """Return the adapter of that name, or None for the model itself, which a request without a name means. Refuse
-        another model's name."""
-        if name is None or name == self.name:
-            return None
-        if (digest := self.digest_of(name)) is not None:
-            change = self.proxy.adapters.book.changes.get(name) if self.key is None else None
-            if change is not None:
-                return ChosenAdapter(name, digest, change.directory, change.invocation)
-            hello = self.workers.any_hello
-            return ChosenAdapter(name, digest, invocation=tuple(hello.invocations.get(name, ())) if hello else ())
-        check_name(self.proxy.config, name, self.name, self.adapters)
-        return None
+        another model's name, one that is not served yet, and a replay of what was answered with another adapter. At
+        the one worker that a replay is for it need not be served."""
+        adapter = None if name is None or name == self.name else self.adapter_of(name, replay)
+        if replay is not None:
+            check_recorded(name, adapter, replay.adapter)
+        if adapter is None:
+            check_name(self.proxy.config, name, self.name, self.adapters)
+        elif self.key is None and (replay is None or replay.worker is None):
+            self.proxy.adapters.check_served(adapter.name, adapter.digest)
+        return adapter
 
-    def digest_of(self, name: str) -> str | None:
-        """Return the digest of the model's adapter of that name; None where it has none. Raises Unavailable for one
-        that is not there yet. Adapters come and go for the first model, and are those of the launch for others."""
+    def adapter_of(self, name: str, replay: Replay | None) -> ChosenAdapter | None:
+        """Return the adapter for which a name stands, where the request is to be computed; None where it stands for
+        none. Raises Unavailable while nobody is here who knows. Adapters come and go for the first model, and are those
+        of the launch for others."""
         if self.key is None:
-            return self.proxy.adapters.find(name)
-        hello = self.workers.any_hello
-        if hello is None and name in self.options.adapter_paths:
+            self.proxy.adapters.check_known(name)
+            if (change := self.proxy.adapters.book.changes.get(name)) is not None:
+                found = ChosenAdapter(name, change.digest, change.directory, change.invocation)
+                return found if change.stands_for else None
+        # A worker of another revision may begin with adapters of its own.
+        named = () if replay is None else (one.hello for one in self.workers.workers if one.hello.name == replay.worker)
+        hello = next(iter(named), self.workers.any_hello)
+        if hello is None and self.key is not None and name in self.options.adapter_paths:
             raise Unavailable("no worker is ready yet: try again in a moment")
-        return None if hello is None else hello.adapters.get(name)
+        if hello is None or name not in hello.adapters:
+            return None
+        return ChosenAdapter(name, hello.adapters[name], invocation=tuple(hello.invocations.get(name, ())))
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -117,6 +124,14 @@ class ServedModel:
             "output_modalities": output_modalities,
             "voices": list(graph.voices),
         }
+
+
+def check_recorded(name: str | None, adapter: ChosenAdapter | None, recorded: str | None) -> None:
+    """Raise OtherAdapter for what was recorded with another adapter, or with none: it cannot be compared."""
+    if recorded is None or recorded == ("" if adapter is None else adapter.digest):
+        return
+    now = "no adapter any more" if adapter is None else "another adapter than when this was recorded"
+    raise OtherAdapter(f"{name!r:.200} stands for {now}")
 
 
 class HasModel(Protocol):

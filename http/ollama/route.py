@@ -42,7 +42,7 @@ class OllamaRoutes:
         """Answer what was read. Where there is nothing to answer, the client asks for the model to be loaded."""
         name = own_name(wanted.model, *(name for model in self.generation.models for name in model.names))
         generation, ticket = self.generation.named.of(name), request.ctx.ticket
-        generation.model.check(name)
+        generation.model.check(name, ticket.replay)
         if wanted.generation is None:
             return self.loaded(say, generation.model)
         ready, make_reader = await self.ready(request, wanted, replace(wanted.generation, model=name), generation)

@@ -9,11 +9,12 @@ from sanic import Request
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.requests.ticket import Replay, Ticket
+from pontil.runtime.receipts.statement import is_hex
 
 HEADER = "pontil-replay"
 MOST_BYTES = 4096
 MOST_SEED = 1 << 64
-WRONG = f"{HEADER} is for `pontil replay`: send seeds, at and worker as it does"
+WRONG = f"{HEADER} is for `pontil replay`: send seeds, at, worker and adapter as it does"
 
 
 def replayed(request: Request) -> Ticket:
@@ -30,11 +31,12 @@ def replayed(request: Request) -> Ticket:
 def read(text: str) -> Replay:
     try:
         data: Any = json.loads(text) if len(text) <= MOST_BYTES else None
-        seeds, at, worker = (data.get(name) for name in ("seeds", "at", "worker"))
+        seeds, at, worker, adapter = (data.get(name) for name in ("seeds", "at", "worker", "adapter"))
     except (ValueError, RecursionError, AttributeError):
         raise RequestError(WRONG) from None
     are_seeds = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed < MOST_SEED for seed in seeds)
     is_time = type(at) is int and 0 <= at < 1 << 40
-    if not (are_seeds and is_time and (worker is None or type(worker) is str)):
+    is_digest = adapter is None or adapter == "" or is_hex(adapter, 32)
+    if not (are_seeds and is_time and is_digest and (worker is None or type(worker) is str)):
         raise RequestError(WRONG)
-    return Replay(tuple(seeds), at, worker)
+    return Replay(tuple(seeds), at, worker, adapter)

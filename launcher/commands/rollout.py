@@ -44,7 +44,7 @@ class GateOptions:
         if self.file is None:
             return None
         key = bearer(self.key, ADMIN, read_environment().variables)
-        return open_gate(self.file, self.url or launch.facts.get("url"), key, self.seconds)
+        return open_gate(self.file, self.url or launch.facts.get("url"), key, self.seconds, click.echo)
 
 
 def gates(command: Callable[..., int]) -> Callable[..., int]:

@@ -4,6 +4,7 @@ need not serve yet."""
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -44,6 +45,13 @@ class ReplayedRequest:
     differences: Sequence[tuple[int, "AnswerDifference"]]
 
     @property
+    def is_comparable(self) -> bool:
+        """Return whether it is of the adapter with which it was recorded, so that it tells something of its worker."""
+        from pontil.runtime.receipts.comparison import DifferenceKind
+
+        return all(difference.kind is not DifferenceKind.ADAPTER for _, difference in self.differences)
+
+    @property
     def lines(self) -> Iterator[str]:
         at = "" if self.worker is None else f" at {self.worker}"
         for choice, difference in self.differences:
@@ -69,6 +77,10 @@ class ReplayOutcome:
         return [one for one in (*self.foreign, *self.replayed) if one.differences]
 
     @property
+    def comparable(self) -> list[ReplayedRequest]:
+        return [one for one in self.replayed if one.is_comparable]
+
+    @property
     def is_equal(self) -> bool:
         return not self.different
 
@@ -78,14 +90,27 @@ class ReplayOutcome:
 
     @property
     def summary(self) -> str:
-        equal = sum(not one.differences for one in self.replayed)
+        comparable = self.comparable
+        equal = sum(not one.differences for one in comparable)
         skipped = f"; {self.skipped} redacted ones cannot be sent again" if self.skipped else ""
-        return f"{equal} of {len(self.replayed)} requests were answered as recorded{skipped}"
+        return f"{equal} of {len(comparable)} requests were answered as recorded{self.left_out}{skipped}"
+
+    @property
+    def left_out(self) -> str:
+        """The number of those that could not be compared, with each reason; empty where there is none."""
+        reasons = Counter(one.differences[0][1].text for one in self.replayed if not one.is_comparable)
+        return "".join(f"; {count} cannot be compared, since {reason}" for reason, count in reasons.items())
+
+    def untried(self, workers: Sequence[str]) -> list[str]:
+        """Return those of the workers of which nothing could be compared."""
+        tried = {one.worker for one in self.comparable}
+        return [worker for worker in workers if worker not in tried]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "equal": self.is_equal,
             "replayed": len(self.replayed),
+            "incomparable": len(self.replayed) - len(self.comparable),
             "skipped": self.skipped,
             "differences": [difference for one in self.different for difference in one.to_json()],
         }
@@ -135,8 +160,8 @@ def workers_of(there: Sequence[Mapping[str, Any]], revision: str | None) -> list
 
 
 def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int) -> ReplayOutcome:
-    """Send all that can be sent again, so many at once, and to each worker at least one. What has no answer within the
-    time differs. Raises OptionError for a server that does not answer."""
+    """Send all that can be sent again, so many at once, and to each worker at least one that can be compared, if there
+    is any. What has no answer within the time differs. Raises OptionError for a server that does not answer."""
     import asyncio
 
     requests = record.replayable
@@ -152,19 +177,24 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
                 differences = await asyncio.to_thread(differences_of, request, worker, target, deadline)
                 return ReplayedRequest(request, worker, differences)
 
-        jobs = jobs_of(requests, target.workers)
-        outcome.replayed = list(await asyncio.gather(*(one(*job) for job in jobs)))
+        outcome.replayed += await asyncio.gather(*(one(*job) for job in jobs_of(requests, target.workers or (None,))))
+        outcome.replayed += await asyncio.gather(*(one(*job) for job in more_jobs(outcome, target.workers)))
 
     asyncio.run(all_of_them())
     return outcome
 
 
 def jobs_of(
-    requests: Sequence["RecordedRequest"], workers: Sequence[str]
+    requests: Sequence["RecordedRequest"], workers: Sequence[str | None]
 ) -> Iterator[tuple["RecordedRequest", str | None]]:
-    """Return which request is sent to which worker: each of both at least once."""
-    count = max(len(requests), len(workers))
-    return zip(islice(cycle(requests), count), islice(cycle(workers or (None,)), count), strict=True)
+    """Return which request is sent to which worker: each of both at least once, unless there is none of one of them."""
+    count = max(len(requests), len(workers)) if requests and workers else 0
+    return zip(islice(cycle(requests), count), islice(cycle(workers), count), strict=True)
+
+
+def more_jobs(outcome: ReplayOutcome, workers: Sequence[str]) -> Iterator[tuple["RecordedRequest", str | None]]:
+    """Return which requests that could be compared at other workers are sent to those of which none could."""
+    return jobs_of([one.request for one in outcome.comparable], outcome.untried(workers))
 
 
 def foreign_tokenizers(
@@ -200,9 +230,12 @@ def unanswered(reason: str) -> list[tuple[int, "AnswerDifference"]]:
 
 def differences_in(request: "RecordedRequest", status: int, data: bytes) -> list[tuple[int, "AnswerDifference"]]:
     """Return where each choice of an answer differs first."""
-    from pontil.runtime.receipts.comparison import first_difference
+    from pontil.runtime.errors import OtherAdapter
+    from pontil.runtime.receipts.comparison import AnswerDifference, DifferenceKind, first_difference
     from pontil.runtime.receipts.statement import ReceiptError
 
+    if status == OtherAdapter.STATUS:
+        return [(0, AnswerDifference(DifferenceKind.ADAPTER, sentence(data, status), None, request.adapter))]
     try:
         answers = answers_in(status, data)
         if len(answers) != len(request.answers):
@@ -241,7 +274,7 @@ def answer_to(
 
 def headers_of(request: "RecordedRequest", worker: str | None) -> dict[str, str]:
     """Return the headers by which a request is answered as it was, with a receipt."""
-    circumstances = json.dumps({"seeds": request.seeds, "at": request.at, "worker": worker})
+    circumstances = json.dumps({"seeds": request.seeds, "at": request.at, "worker": worker, "adapter": request.adapter})
     return {"content-type": "application/json", "pontil-receipt": "1", "pontil-replay": circumstances}
 
 

@@ -12,10 +12,12 @@ from pontil.runtime.receipts.record import RecordedAnswer
 
 
 class DifferenceKind(Enum):
-    """The part that differs first. TOKENIZER is another vocabulary or chat template; PROMPT other ids by the same
-    ones; SAMPLING other parameters, or another draw from equal logits; TOKENS others where no logits are stated."""
+    """The part that differs first. ADAPTER is another one for the name, so that nothing else can be compared; TOKENIZER
+    another vocabulary or chat template; PROMPT other ids by the same ones; SAMPLING other parameters, or another draw
+    from equal logits; TOKENS others where no logits are stated."""
 
     UNANSWERED = "unanswered"
+    ADAPTER = "adapter"
     TOKENIZER = "tokenizer"
     PROMPT = "prompt"
     SAMPLING = "sampling"
@@ -47,7 +49,8 @@ class AnswerDifference:
 def first_difference(expected: RecordedAnswer, got: RecordedAnswer) -> AnswerDifference | None:
     """Return the first difference, or None where both are equal to the last bit that is stated."""
     return (
-        prompt_difference(expected, got)
+        adapter_difference(expected, got)
+        or prompt_difference(expected, got)
         or parameter_difference(expected, got)
         or token_difference(expected, got)
         or end_difference(expected, got)
@@ -61,6 +64,13 @@ def tokenizer_difference(expected: RecordedAnswer, tokenizer: str) -> AnswerDiff
         return None
     text = "its model's files have another tokenizer or chat template, which its proxy does not use"
     return AnswerDifference(DifferenceKind.TOKENIZER, text, None, recorded, tokenizer)
+
+
+def adapter_difference(expected: RecordedAnswer, got: RecordedAnswer) -> AnswerDifference | None:
+    ours, theirs = expected.receipt.adapter, got.receipt.adapter
+    if ours == theirs:
+        return None
+    return AnswerDifference(DifferenceKind.ADAPTER, "it is of another adapter than was recorded", None, ours, theirs)
 
 
 def prompt_difference(expected: RecordedAnswer, got: RecordedAnswer) -> AnswerDifference | None:

@@ -114,6 +114,11 @@ class RecordedRequest:
         receipts = [answer.receipt for answer in self.answers]
         return [receipt.params.seed for receipt in receipts if receipt.statement["choice"] == 0]
 
+    @property
+    def adapter(self) -> str:
+        """The digest of the adapter that it asked for; empty: none."""
+        return self.answers[0].receipt.adapter if self.answers else ""
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RecordedRequest:
         """Return the request of a line whose signature was checked, so that a server has written it. Raises

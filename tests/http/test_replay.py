@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from scripted_site import MODEL, ScriptedSite, site
-from scripted_worker import DEADLINE, eventually, proper
+from scripted_worker import DEADLINE, eventually, with_logits
 from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
 from pontil.launcher.cli import cli
@@ -25,7 +25,6 @@ from pontil.launcher.receipts.record_writer import RecordFile, RecordLimits, wri
 from pontil.launcher.receipts.replay import load_record
 from pontil.runtime.receipts.signing import ReceiptSigner
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from pontil.runtime.wire.messages import Message, Submit, Tokens
 
 KEY = "17" * 32
 PUBLIC = ReceiptSigner(bytes.fromhex(KEY)).public_key.hex()
@@ -105,16 +104,6 @@ def test_an_equal_release_answers_as_recorded(first: ScriptedSite, record: Path)
     made = run(record, first, "--public-key", PUBLIC)
     assert made.return_value == 0, (made.output, made.exception)
     assert made.output == f"equal   {len(ASKED)} of {len(ASKED)} requests were answered as recorded\n"
-
-
-def with_logits(worker: Any, submit: Submit) -> Iterator[Message]:
-    """A kernel whose third row of logits has one wrong bit."""
-    for message in proper(worker, submit):
-        if isinstance(message, Tokens) and message.index <= 2 < message.index + len(message.ids) and message.top_logits:
-            at = len(message.top_logits) // len(message.ids) * (2 - message.index) + 4
-            wrong = bytes([message.top_logits[at] ^ 1])
-            message = replace(message, top_logits=message.top_logits[:at] + wrong + message.top_logits[at + 1 :])
-        yield message
 
 
 def test_a_wrong_kernel_is_named_with_the_place(tmp_path: Path, tokenizer: Tokenizer, record: Path) -> None:

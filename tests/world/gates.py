@@ -28,6 +28,7 @@ from pontil.launcher.receipts.replay import (
     differences_in,
     headers_of,
     jobs_of,
+    more_jobs,
     unanswered,
     whole_body,
 )
@@ -138,12 +139,11 @@ class WorkerTrial:
         self, world: SeededWorld, dialer: Dialer, record: Record, workers: list[str],
         done: Callable[[ReplayOutcome], None],
     ) -> None:  # fmt: skip
-        self.world, self.dialer, self.done = world, dialer, done
+        self.world, self.dialer, self.workers, self.done = world, dialer, workers, done
         self.jobs = deque(jobs_of(record.replayable, workers))
         self.outcome = ReplayOutcome(0, [])
         self.calls: dict[int, AdminCall] = {}
-        self.asked = self.left = len(self.jobs)
-        self.asked = 0
+        self.left, self.asked, self.is_again = len(self.jobs), 0, False
         world.after(TRIAL_SECONDS, self.give_up)
         for _ in range(AT_ONCE):
             self.send_next()
@@ -171,6 +171,12 @@ class WorkerTrial:
         self.outcome.replayed.append(ReplayedRequest(request, worker, differences))
         self.left -= 1
         self.send_next()
+        if not self.left and not self.is_again:
+            self.is_again = True
+            self.jobs.extend(more_jobs(self.outcome, self.workers))
+            self.left = len(self.jobs)
+            for _ in range(AT_ONCE):
+                self.send_next()
         if not self.left:
             self.done(self.outcome)
 
@@ -195,15 +201,16 @@ class GatedChange(ChangeClient):
         super().__init__(world, request, launch)
         self.operator = operator
         self.outcome: ReplayOutcome | None = None
+        self.workers: list[str] = []
 
     def ask(self, workers: Any) -> None:
-        self.verdict = None
+        self.verdict, self.workers = None, list(workers)
         record = self.operator.record
         assert record is not None
-        WorkerTrial(self.world, self.operator.dialer, record, list(workers), self.judge)
+        WorkerTrial(self.world, self.operator.dialer, record, self.workers, self.judge)
 
     def judge(self, outcome: ReplayOutcome) -> None:
-        self.outcome, self.verdict = outcome, verdict_on(outcome)
+        self.outcome, self.verdict = outcome, verdict_on(outcome, self.workers)
         self.world.note("verdict", self.verdict)
         self.launch.wake()
 
@@ -333,7 +340,8 @@ class GateOperator:
 
 def a_gate_tells_right_from_wrong(run: "SeedRun") -> Iterator[str]:
     """A worker with a wrong model does not come to serve, one with the right model does where nothing was amiss, and
-    no trial finds a difference in what that answers."""
+    no trial finds a difference in what that answers. What is recorded with an adapter that was replaced tells nothing
+    of either, and who is tried by nothing else does not come to serve."""
     gate = run.gate
     if gate is None or gate.change is None or gate.change.ended_at is None:
         return
@@ -342,15 +350,19 @@ def a_gate_tells_right_from_wrong(run: "SeedRun") -> Iterator[str]:
         yield f"{what} is refused, and the worker works: {change.text}"
     if change.code and gate.after is not None and gate.kind == SCALE and change.outcome is not None:
         yield f"{what} is refused, and the worker is there: {change.text}"
-    kinds = set[DifferenceKind]()
+    kinds, tries = set[DifferenceKind](), 0
     if change.outcome is not None:
-        found = [difference for one in change.outcome.different for _, difference in one.differences]
+        tries = len(change.outcome.comparable)
+        found = [difference for one in change.outcome.comparable for _, difference in one.differences]
         kinds = {difference.kind for difference in found}
     if gate.is_planted and not change.code:
         yield f"{what} let in a wrong model"
+    if change.outcome is not None and not tries and not change.code:
+        yield f"{what} let in a worker that nothing has tried"
     if not gate.is_planted and kinds - {DifferenceKind.UNANSWERED}:
         yield f"{what} found {change.text} of a right model"
     if run.faults or change.outcome is None and not change.code:
         return
-    if bool(change.code) != gate.is_planted or gate.is_planted and kinds != {DifferenceKind.LOGITS}:
+    is_wrong = gate.is_planted or not tries
+    if bool(change.code) != is_wrong or gate.is_planted and tries and kinds != {DifferenceKind.LOGITS}:
         yield f"{what} ended so, where nothing was amiss: {change.text}"

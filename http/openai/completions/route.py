@@ -57,7 +57,7 @@ class Preparation:
     def complete(self, ticket: Ticket, generation_request: CompletionRequest | ChatRequest) -> Ticket:
         """Return the ticket of a request that was read. Raises RequestError for another model, or a priority that its
         caller may not ask for."""
-        adapter = self.model.check(generation_request.model)
+        adapter = self.model.check(generation_request.model, ticket.replay)
         ticket = generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
         return replace(ticket, adapter=adapter)
 

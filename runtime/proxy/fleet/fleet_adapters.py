@@ -55,21 +55,19 @@ class FleetAdapters:
             return list(self.configured)
         return [name for name, digest in self.book.named(self.before).items() if self.is_served(name, digest)]
 
-    def find(self, name: str) -> str | None:
-        """Return the digest of the adapter of that name; None where there is none. Raises Unavailable for one that is
-        not loaded yet, or of which only workers know, while none is here."""
+    def check_known(self, name: str) -> None:
+        """Raise Unavailable for a name of which only workers know for what it stands, while none is here."""
         if name not in self.book.changes:
             is_known = self.is_told and (self.registry.generating.any_hello or name not in self.configured)
             if not is_known and (name in self.configured or self.may_load):
                 raise Unavailable("no worker is ready yet: try again in a moment")
-        digest = self.book.digest_of(name, self.before.get(name))
-        if digest is None:
-            return None
+
+    def check_served(self, name: str, digest: str) -> None:
+        """Raise Unavailable for an adapter that is not loaded yet."""
         if not self.is_served(name, digest):
             raise Unavailable(
                 self.failure(name, digest) or f"the adapter {name} is being loaded: try again in a moment"
             )
-        return digest
 
     @property
     def is_told(self) -> bool:

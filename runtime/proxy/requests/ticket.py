@@ -51,11 +51,12 @@ UNLIMITED = Allowance(priority=True)
 class Replay:
     """The circumstances of a recorded request that an operator sends again: the `seeds` of its prompts, the second `at`
     which it was received, which a chat template may tell, and the `worker` that alone is to compute it, whether that
-    takes requests or not."""
+    takes requests or not. It was answered with the adapter of this digest, empty: with none; None: nobody knows."""
 
     seeds: tuple[int, ...]
     at: int
     worker: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

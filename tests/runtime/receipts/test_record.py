@@ -104,6 +104,7 @@ def test_every_byte_of_a_record_counts() -> None:
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], tuple[DifferenceKind, int | None, Any, Any]]] = {
+    "adapter": ({"adapter": "22" * 32, "wrong": 0}, (DifferenceKind.ADAPTER, None, "", "22" * 32)),
     "template": ({"tokenizer": "11" * 32, "prompt": (1, 3)}, (DifferenceKind.TOKENIZER, 1, 2, 3)),
     "vocabulary": ({"tokenizer": "11" * 32}, (DifferenceKind.TOKENIZER, None, None, None)),
     "prompt": ({"prompt": (1,)}, (DifferenceKind.PROMPT, 1, 2, None)),

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -240,6 +241,16 @@ def proper(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     for choice in submit.choices or range(SamplingParams.from_wire(submit.sampling).n):
         yield from proper_choice(worker, submit, choice, opening)
         opening = {name: count for name, count in opening.items() if name != "computed_tokens"}
+
+
+def with_logits(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    """A kernel whose third row of logits has one wrong bit."""
+    for message in proper(worker, submit):
+        if isinstance(message, Tokens) and message.index <= 2 < message.index + len(message.ids) and message.top_logits:
+            at = len(message.top_logits) // len(message.ids) * (2 - message.index) + 4
+            wrong = bytes([message.top_logits[at] ^ 1])
+            message = replace(message, top_logits=message.top_logits[:at] + wrong + message.top_logits[at + 1 :])
+        yield message
 
 
 def prompt_counts(worker: ScriptedWorker, submit: Submit) -> dict[str, int]:

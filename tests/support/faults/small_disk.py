@@ -11,30 +11,35 @@ import pytest
 from pontil.launcher.tools.chaos.disk_fill import DiskFill
 
 MEBIBYTES = 16
-
-
-def mounted(folder: Path) -> bool:
-    """Mount a filesystem at a new folder; return whether that was possible."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={MEBIBYTES}m", "none", str(folder)]
-    try:
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
-    except FileNotFoundError:
-        return False
+# Mounts, and unmounts when its input ends: also at the end of a test that was killed, which does nothing any more.
+# Lazily, since a process that is just ending may have a file open.
+KEEPER = """
+mount -t tmpfs -o "size=$1m" none "$2" || exit 1
+echo mounted
+cat >/dev/null
+umount --lazy "$2"
+"""
 
 
 @contextmanager
 def small_disk(parent: Path) -> Iterator[Path | None]:
     """Give the folder of such a filesystem below `parent`, None where none can be mounted: that takes root."""
     folder = parent / "small-disk"
-    if not mounted(folder):
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        # Lazily: a process that is just ending may have a file open.
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+    folder.mkdir()
+    command = ["sh", "-c", KEEPER, "sh", str(MEBIBYTES), str(folder)]
+    # In a session of its own, so that what ends the tests by their group leaves it.
+    keeper = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    with keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        is_mounted = keeper.stdout.readline() == b"mounted\n"
+        try:
+            yield folder if is_mounted else None
+        finally:
+            keeper.stdin.close()
+            code = keeper.wait(30)
+            assert code == 0 or not is_mounted, f"{folder} cannot be unmounted"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served import wait_for
 from small_disk import needed_disk
 
 from pontil.launcher.tools.chaos.disk_fill import DiskFill, small_filesystems
@@ -21,6 +22,14 @@ from pontil.launcher.tools.chaos.disk_fill import DiskFill
 with DiskFill(sys.argv[1]) as file:
     file.top_up()
     print("full", flush=True)
+    sys.stdin.read()
+"""
+MOUNTS = """
+import sys, pathlib
+import app
+from small_disk import small_disk
+with small_disk(pathlib.Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
     sys.stdin.read()
 """
 
@@ -60,6 +69,21 @@ def test_a_process_that_is_killed_leaves_nothing(disk: Path) -> None:
     held.send_signal(signal.SIGKILL)
     held.communicate()
     assert free(disk) == before
+
+
+def test_a_test_that_is_killed_leaves_no_filesystem(disk: Path, tmp_path: Path) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    command, paths = [sys.executable, "-c", MOUNTS, str(below)], os.pathsep.join(filter(None, sys.path))
+    test = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert test.stdout is not None
+    folder = test.stdout.readline().decode().strip()
+    assert os.path.ismount(folder) and os.path.ismount(disk)
+    test.kill()
+    test.communicate()
+    wait_for(lambda: not os.path.ismount(folder), 30, "the end of the filesystem")
 
 
 def test_a_file_that_is_closed_meanwhile_is_filled_no_more(disk: Path) -> None:

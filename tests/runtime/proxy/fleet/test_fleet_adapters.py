@@ -21,6 +21,11 @@ def proxy(name: str) -> FleetAdapters:
     return FleetAdapters(name, registry, lambda message: True, (), may_load=True)
 
 
+def found(one: FleetAdapters, name: str) -> str | None:
+    one.check_known(name)
+    return one.book.digest_of(name, one.before.get(name))
+
+
 def test_of_two_changes_with_one_number_the_proxy_of_the_lost_one_knows() -> None:
     one, two = proxy("p"), proxy("q")
     kept, lost = one.load("sql", HIGH, "/high"), two.load("sql", LOW, "/low")
@@ -41,14 +46,14 @@ def test_a_name_of_the_launch_is_not_unknown_while_no_worker_is_here() -> None:
     group = SimpleNamespace(workers=workers, available=workers, any_hello=hello)
     registry = cast(Registry, SimpleNamespace(generating=group))
     one = FleetAdapters("p", registry, lambda message: True, ("sql",), may_load=True)
-    assert one.find("sql") == LOW and one.find("poems") is None
+    assert found(one, "sql") == LOW and found(one, "poems") is None
     workers.clear()
     group.any_hello = None
     with pytest.raises(Unavailable):
-        one.find("sql")
-    assert one.find("poems") is None
+        found(one, "sql")
+    assert found(one, "poems") is None
     one.change("sql", AdapterChange(one.book.next_number, "", ""))
-    assert one.find("sql") is None
+    assert found(one, "sql") is None
 
 
 def test_a_new_proxy_waits_for_what_each_worker_that_is_here_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,17 +78,17 @@ def test_a_new_proxy_waits_for_what_each_worker_that_is_here_knows(monkeypatch: 
     for hello in hellos:
         tell(hello.sender, "own", HIGH)
     with pytest.raises(Unavailable):
-        one.find("sql")
+        found(one, "sql")
     one.states.clear()
     tell("new", "poems", HIGH)
     for later in (0.1, MEETS_WITHIN + 1):
         clock.append(later)
         with pytest.raises(Unavailable):
-            one.find("sql")
+            found(one, "sql")
     tell("old", "sql", HIGH)
     workers.pop("new")
     group.available = group.workers = [*workers.values()]
-    assert one.find("sql") == HIGH
+    assert found(one, "sql") == HIGH
 
 
 def test_a_load_that_is_taken_back_takes_no_later_one_with_it() -> None:
