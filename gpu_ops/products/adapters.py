@@ -2,6 +2,7 @@
 """Low-rank adapters of some of a product's rows, by torch: the reference for kernels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 Numbers = NDArray[np.int32]
 
 
-def row_tiles(numbers: Sequence[int], rows: int, most: int) -> list[Numbers]:
+def row_tiles(numbers: Sequence[int] | Numbers, rows: int, most: int) -> list[Numbers]:
     """Divide the rows that have an adapter into tiles of rows of one: `order` int32 [rows], these rows by the numbers
     of their adapters, and `tiles` int32 [tiles, 3]: the first place in the order, the count of rows, and the number.
     How many tiles there are follows from `rows` and the `most` adapters; those of no rows come last.
@@ -42,17 +43,25 @@ class RowAdapters:
     """The rows of the tile that a model computes now, in tiles of rows of one adapter, as `row_tiles` makes them."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        self.device = device
+        self.device, self.numbers = device, np.zeros(0, np.int32)
         self.order, self.tiles = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
 
-    def choose(self, numbers: Sequence[int]) -> None:
+    def choose(self, numbers: Sequence[int] | Numbers) -> None:
         """Set the adapter of each row; rows behind these have none."""
+        self.numbers = np.array(numbers, np.int32)
         order, tiles = row_tiles(numbers, len(numbers), len(numbers))
         self.place(*(torch.from_numpy(part).to(self.device) for part in (order, tiles)))
 
     def place(self, order: Tensor, tiles: Tensor) -> None:
         """Take the tiles from memory of the device, which may be written before the model computes."""
         self.order, self.tiles = order, tiles
+
+    def of_rows(self, rows: Tensor) -> Numbers:
+        """The numbers of the adapters of some rows int64, as they were chosen."""
+        numbers = np.full(max(len(self.numbers), int(rows.max()) + 1 if len(rows) else 0), NO_ADAPTER, np.int32)
+        numbers[: len(self.numbers)] = self.numbers
+        found: Numbers = numbers[rows.numpy()]
+        return found
 
     @property
     def groups(self) -> list[tuple[int, Tensor]]:
@@ -65,7 +74,8 @@ class RowAdapters:
 
 
 class ProductAdapters:
-    """The adapters of one product by their numbers: of each of its parts, whose `outputs` stand side by side.
+    """The adapters by their numbers of one product, or of equal ones, as experts have: of each of its parts, whose
+    `outputs` stand side by side.
 
     Products have a fixed number of rows, so that a row's bits depend on that row alone (C16)."""
 
@@ -81,16 +91,29 @@ class ProductAdapters:
     def remove(self, number: int) -> None:
         self.numbered.pop(number, None)
 
-    def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """Add to `made` [rows, outputs], which was made of x [rows, inputs], what the rows' adapters make of x."""
+    def add(self, x: Tensor, made: Tensor, place: int | None = None) -> Tensor:
+        """Add to `made` [rows, outputs], which was made of x [rows, inputs] by the product of a place, if there are
+        several, what the rows' adapters make of x."""
         for number, rows in self.rows.groups if self.numbered else ():
             parts, start = self.numbered.get(number, ()), 0
             for part, width in zip(parts, self.outputs if parts else (), strict=True):
                 if part is not None:
-                    added = in_full_tiles(partial(low_rank, one=part), x[rows].float())
+                    one = part if place is None else part.of(place)
+                    added = in_full_tiles(partial(low_rank, one=one), x[rows].float())
                     made[rows, start : start + width] += added.to(made.dtype)
                 start += width
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAdapters:
+    """The adapters of one of several equal products."""
+
+    held: ProductAdapters
+    place: int
+
+    def add(self, x: Tensor, made: Tensor) -> Tensor:
+        return self.held.add(x, made, self.place)
 
 
 def low_rank(x: Tensor, one: LowRank) -> Tensor:

@@ -24,7 +24,7 @@ from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.loaders.facts import adapter_facts
+from pontil.runtime.loaders.facts import adapter_layers
 from pontil.runtime.models.model import Model
 
 NUMBERS = (1, NO_ADAPTER, 0, 0, 1, NO_ADAPTER, 1)
@@ -94,7 +94,7 @@ def test_rows_are_found_again_by_the_reference() -> None:
 
 
 def test_a_device_has_room_for_every_rank_that_is_read() -> None:
-    assert MOST_RANK == adapter_facts.MOST_RANK
+    assert MOST_RANK == adapter_layers.MOST_RANK
 
 
 @pytest.fixture
