@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 Numbers = NDArray[np.int32]
 
 
-def row_tiles(numbers: Sequence[int] | Numbers, rows: int, most: int) -> list[Numbers]:
+def row_tiles(numbers: Sequence[int], rows: int, most: int) -> list[Numbers]:
     """Divide the rows that have an adapter into tiles of rows of one: `order` int32 [rows], these rows by the numbers
     of their adapters, and `tiles` int32 [tiles, 3]: the first place in the order, the count of rows, and the number.
     How many tiles there are follows from `rows` and the `most` adapters; those of no rows come last.
@@ -43,25 +43,33 @@ class RowAdapters:
     """The rows of the tile that a model computes now, in tiles of rows of one adapter, as `row_tiles` makes them."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        self.device, self.numbers = device, np.zeros(0, np.int32)
+        self.device = device
+        self.numbers: Tensor | None = None
         self.order, self.tiles = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
 
-    def choose(self, numbers: Sequence[int] | Numbers) -> None:
+    def choose(self, numbers: Sequence[int]) -> None:
         """Set the adapter of each row; rows behind these have none."""
-        self.numbers = np.array(numbers, np.int32)
         order, tiles = row_tiles(numbers, len(numbers), len(numbers))
         self.place(*(torch.from_numpy(part).to(self.device) for part in (order, tiles)))
 
     def place(self, order: Tensor, tiles: Tensor) -> None:
         """Take the tiles from memory of the device, which may be written before the model computes."""
-        self.order, self.tiles = order, tiles
+        self.order, self.tiles, self.numbers = order, tiles, None
 
-    def of_rows(self, rows: Tensor) -> Numbers:
-        """The numbers of the adapters of some rows int64, as they were chosen."""
-        numbers = np.full(max(len(self.numbers), int(rows.max()) + 1 if len(rows) else 0), NO_ADAPTER, np.int32)
-        numbers[: len(self.numbers)] = self.numbers
-        found: Numbers = numbers[rows.numpy()]
-        return found
+    def of_tile(self, rows: int) -> Tensor:
+        """The numbers of the adapters of so many rows, int32 [rows], made on their device for the first that asks."""
+        if self.numbers is None or len(self.numbers) < rows:
+            size = max(rows, len(self.order))
+            numbers = torch.full((size + 1,), NO_ADAPTER, dtype=torch.int32, device=self.device)
+            if len(self.tiles):
+                first, count, number = self.tiles.unbind(1)
+                inside = torch.arange(ROW_TILE, dtype=torch.int32, device=self.device)
+                places = (first.unsqueeze(1) + inside).clamp(max=len(self.order) - 1)
+                # Places behind a tile's last one are written behind all rows.
+                own = torch.where(inside < count.unsqueeze(1), self.order[places], size).long()
+                numbers.scatter_(0, own.flatten(), number.unsqueeze(1).expand_as(own).flatten())
+            self.numbers = numbers[:size]
+        return self.numbers[:rows]
 
     @property
     def groups(self) -> list[tuple[int, Tensor]]:

@@ -57,7 +57,7 @@ class AdapterPlaces:
     def of_experts(self, prefix: str, config: ExpertConfig, hidden: int, own: range) -> list[AdaptedExperts]:
         """Return the places of a layer's experts, of which this rank has its own: of their first products, which make
         gates and ups, and of their second ones. None where there can be none."""
-        if self.device.type != "cpu":
+        if not self.has_any:
             return []
         name, inner = f"{prefix}experts.{{}}.", config.intermediate_size
         products = ([("gate", inner), ("up", inner)], hidden), ([("down", hidden)], inner)
@@ -65,7 +65,9 @@ class AdapterPlaces:
         for parts, inputs in products:
             outputs = [size for _, size in parts]
             held: HeldAdapters
-            if self.packed:
+            if self.device.type != "cpu":
+                held = DeviceAdapters(self.rows, outputs, self.dtype, self.device)
+            elif self.packed:
                 held = MatrixAdapters(outputs, alternate=len(parts) > 1, count=len(own))
             else:
                 held = ProductAdapters(self.expert_rows, outputs)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,8 +14,8 @@ from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kernels.weights.structures import NOT_DISPATCHED, OWN_TILES, SHARES
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.experts import ExpertChoice
-from pontil.gpu_ops.products.adapters import Numbers
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings, weights_of
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.products.routing import choose_experts
@@ -103,14 +105,18 @@ class Experts:
         places = [] if self.takes_rows else weights.places.of_experts(prefix, config, hidden, self.own)
         self.rows = weights.places.rows
         self.rows_of_expert = weights.places.expert_rows if places else None
+        self.grouped: GroupedExperts | None = None
+        if weights.device.type != "cpu":
+            # Torch's product of all experts knows no adapters.
+            grouped = self.group([place.held for place in places if isinstance(place.held, DeviceAdapters)])
+            self.grouped = grouped if places else weights.by_torch.experts(grouped)
         for number, expert in enumerate(self.experts if places else ()):
             attach(places[0].held, expert.gate_up, number)
             attach(places[1].held, expert.down.product, number)
-        self.grouped = None if weights.device.type == "cpu" else weights.by_torch.experts(self.group())
         self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
-    def group(self) -> GroupedExperts:
-        """The experts' products together, in their place."""
+    def group(self, adapters: Sequence[DeviceAdapters]) -> GroupedExperts:
+        """The experts' products together, in their place, with these adapters, if they have places for some."""
         experts, self.experts = self.experts, []
         gate_up, down = (
             weights_of([one for one in some if isinstance(one, Linear)])
@@ -119,7 +125,7 @@ class Experts:
                 [expert.down.product for expert in experts],
             )
         )
-        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
+        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp, adapters)
 
     @property
     def linears(self) -> list[Product]:
@@ -167,10 +173,11 @@ class Experts:
         of x are those of these `rows` of the model's tile, or of all of them."""
         if self.grouped is not None:
             return self.grouped(x, chosen).flatten(0, 1)
-        adapters = self.rows.of_rows(torch.arange(len(x)) if rows is None else rows)
-        return self.one_by_one(x, chosen, adapters)
+        if rows is None:
+            return self.one_by_one(x, chosen, self.rows.of_tile(len(x)))
+        return self.one_by_one(x, chosen, self.rows.of_tile(int(rows.max()) + 1 if len(rows) else 0)[rows])
 
-    def one_by_one(self, x: Tensor, chosen: Tensor, adapters: Numbers) -> Tensor:
+    def one_by_one(self, x: Tensor, chosen: Tensor, adapters: Tensor) -> Tensor:
         """Each expert's results in turn, float32 [rows * per_token, hidden_size], for rows with these adapters."""
         order = chosen.view(-1).argsort(stable=True)
         counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
@@ -185,7 +192,7 @@ class Experts:
                     rows = part // self.config.per_token
                     tile = x[rows]
                     if self.rows_of_expert is not None and adapted:
-                        self.rows_of_expert.choose(adapters[rows.numpy()])
+                        self.rows_of_expert.choose(adapters[rows].tolist())
                     tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
                     results[part] = expert(tile)[: len(part)].float()
         return results

@@ -18,7 +18,7 @@ from rank_processes import RankProcesses
 PROMPT = torch.randint(0, VOCAB, (45,), generator=torch.Generator().manual_seed(3)).tolist()
 # Rows before a start and behind it in one tile, tiles of either kind alone, and one of fewer rows than ranks.
 CUTS, START = [9, 21, 1, 14], 13
-WAYS = {"experts": {}, "rows travel": {"expert_parallel": True}, "sums": {"row_parallel": True}}
+WAYS = ("experts", "rows travel", "sums")
 
 
 @pytest.fixture(scope="module", params=MIXTURES)
@@ -41,7 +41,9 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 )
 def test_ranks_have_the_bits_of_one_process(processes: RankProcesses, path: Path, way: str, dtype: torch.dtype) -> None:
     library = kernels.opened()
-    run = PromptRun(path, dtype, PROMPT, CUTS, adapted_from=START, **WAYS[way])
+    run = PromptRun(
+        path, dtype, PROMPT, CUTS, row_parallel=way == "sums", expert_parallel=way == "rows travel", adapted_from=START
+    )
     processes.share(2)
     answers = processes.call(range(2), rank_models.compute_model, run, True)
     alone, highest = rank_models.computed(run, library)
