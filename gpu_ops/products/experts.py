@@ -49,7 +49,7 @@ class GroupedExperts:
 
         adapters = None
         if self.adapters:
-            first, second = (experts.AdapterTable(one.table, one.most_ranks) for one in self.adapters)
+            first, second = (experts.ExpertAdapterTable(one.table, one.most_ranks) for one in self.adapters)
             adapters = experts.TileAdapters(self.adapters[0].rows.of_tile(len(x)), first, second)
         return experts.expert_results(x, chosen, self.gate_up, self.down, self.first, self.clamp, adapters)
 

@@ -13,8 +13,16 @@ from torch import Tensor
 from pontil.gpu_ops.triton.activation import CLAMPED, SILU, activated
 from pontil.gpu_ops.triton.device_weights import PLAIN, DeviceWeights
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch, power_of_2
-from pontil.gpu_ops.triton.per_sequence.adapters import BLOCK_RANK, expanded, shrink_rows
-from pontil.gpu_ops.triton.products import TileShape, group_of, multiplied
+from pontil.gpu_ops.triton.products import (
+    BLOCK_RANK,
+    HEAD_FIELDS,
+    PART_FIELDS,
+    TileShape,
+    group_of,
+    matrix_at,
+    multiplied,
+    numbers_at,
+)
 
 Options = dict[str, int]
 # Programs that share the ranks of a tile of rows.
@@ -55,6 +63,67 @@ def rows_of(starts, tile, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr, BLOCK_
     earlier = tl.sum(tl.where(expert < mine, tiles, 0), 0)
     start = tl.sum(tl.where(expert == mine, begin, 0), 0)
     return mine, start + (tile - earlier) * BLOCK_M
+
+
+@triton.jit
+def shrink_rows(
+    own, rows, x, table, sums, expert, place, INPUTS: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr,
+    SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply the rows of a tile of one expert with the first matrices of their `own` adapters, [BLOCK_M], less than 0
+    for a row without one: with those of one number after the other, all rows of the tile with each. The second axis of
+    programs shares the ranks."""
+    number = tl.max(own, 0)
+    while number >= 0:
+        mine = own == number
+        fields = table + number.to(tl.int64) * FIELDS
+        ranks = tl.load(fields + 1).to(tl.int32)
+        down = matrix_at(tl.load(fields), x) + expert.to(tl.int64) * ranks * INPUTS
+        for first in range(tl.program_id(1) * BLOCK_R, ranks, SHARES * BLOCK_R):
+            r = first + tl.arange(0, BLOCK_R)
+            total = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+            for start in range(0, INPUTS, BLOCK_K):
+                k = start + tl.arange(0, BLOCK_K)
+                some = numbers_at(rows[:, None] + k[None, :], k, INPUTS, BLOCK_K)
+                matrix = numbers_at(down + r[:, None] * INPUTS + k[None, :], k, INPUTS, BLOCK_K)
+                if WIDE:
+                    some, matrix = some.to(tl.float32), matrix.to(tl.float32)
+                total = tl.dot(some, tl.trans(matrix), total, input_precision="ieee")
+            tl.store(sums + place.to(tl.int64)[:, None] * WIDTH + r[None, :], total, mask=mine[:, None])
+        own = tl.where(mine, -1, own)
+        number = tl.max(own, 0)
+
+
+@triton.jit
+def expanded(
+    own, sums, table, like, expert, place, n, SIZE: tl.constexpr, PART: tl.constexpr, FIELDS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """The sums of a tile of one expert times the second matrices of its rows' `own` adapters, as `shrink_rows` takes
+    them, for the outputs n of a part of SIZE outputs: float32 [BLOCK_M, BLOCK_N]."""
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    number = tl.max(own, 0)
+    while number >= 0:
+        mine = own == number
+        fields = table + number.to(tl.int64) * FIELDS + HEAD_FIELDS + PART * PART_FIELDS
+        rank, rank_first = tl.load(fields + 1).to(tl.int32), tl.load(fields + 2).to(tl.int32)
+        up = matrix_at(tl.load(fields), like) + expert.to(tl.int64) * rank * SIZE
+        made = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        # Few turns, which are not worth the registers of a pipeline.
+        for first in tl.range(0, rank, BLOCK_R, num_stages=1):
+            r = first + tl.arange(0, BLOCK_R)
+            some = tl.load(
+                sums + place.to(tl.int64)[:, None] * WIDTH + (rank_first + r)[None, :], mask=mine[:, None], other=0.0
+            )
+            matrix = tl.load(up + n[:, None] * rank + r[None, :])
+            some = some.to(matrix.dtype)
+            if WIDE:
+                some, matrix = some.to(tl.float32), matrix.to(tl.float32)
+            made = tl.dot(some, tl.trans(matrix), made, input_precision="ieee")
+        total += tl.where(mine[:, None], made, 0.0)
+        own = tl.where(mine, -1, own)
+        number = tl.max(own, 0)
+    return total
 
 
 @triton.jit
@@ -176,7 +245,7 @@ def sort_by_expert(chosen: Tensor, first: int, count: int) -> tuple[Tensor, Tens
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterTable:
+class ExpertAdapterTable:
     """The `numbers` of the adapters of one product, as DeviceAdapters writes them, int64 [adapters, fields]: of each
     the address of the first matrices of all experts, and the number of an expert's ranks of all parts together, at
     most `most_ranks`; then of each part the address of the second matrices, their rank, and the place of that among an
@@ -192,8 +261,8 @@ class TileAdapters:
     adapters of both products."""
 
     rows: Tensor
-    gate_up: AdapterTable
-    down: AdapterTable
+    gate_up: ExpertAdapterTable
+    down: ExpertAdapterTable
 
 
 def tile_of(dtype: torch.dtype, weights: DeviceWeights) -> TileShape:
@@ -228,8 +297,10 @@ def expert_results(
         "COUNT": count, "BLOCK_COUNT": power_of_2(count), "PER_TOKEN": per_token, "WIDE": WIDE, **shape.options,
     }  # fmt: skip
 
-    def shrunk(rows_of: Tensor, table: AdapterTable | None, of_choices: bool) -> tuple[tuple[Tensor, ...], Options]:
-        """What a kernel takes of adapters: the results of their first matrices for rows, or for sorted choices."""
+    def shrunk(
+        rows_of: Tensor, table: ExpertAdapterTable | None, of_choices: bool
+    ) -> tuple[tuple[Tensor, ...], Options]:
+        """Start the first matrices for rows, or for sorted choices; return the arguments of a kernel about adapters."""
         if adapters is None or table is None:
             return (order, order, order), {"FIELDS": 0, "WIDTH": 0, "BLOCK_R": BLOCK_RANK}
         sums = torch.empty(total, table.most_ranks, dtype=torch.float32, device=x.device)

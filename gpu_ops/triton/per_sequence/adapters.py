@@ -13,15 +13,10 @@ from torch import Tensor
 
 from pontil.gpu_ops.parameters.adapters import ROW_TILE
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
-from pontil.gpu_ops.triton.products import numbers_at
+from pontil.gpu_ops.triton.products import BLOCK_RANK, HEAD_FIELDS, PART_FIELDS, matrix_at, numbers_at
 
 TILE_FIELDS: tl.constexpr = tl.constexpr(3)
-PART_FIELDS: tl.constexpr = tl.constexpr(3)
-# Numbers of an adapter's row of the table before those of its parts.
-HEAD_FIELDS: tl.constexpr = tl.constexpr(2)
 BLOCK_FIELDS: tl.constexpr = tl.constexpr(4)
-# Ranks are padded to a multiple of this: a program multiplies so many of them at a time.
-BLOCK_RANK = 16
 # Outputs and inputs that a program takes at a time.
 BLOCK_OUTPUTS, BLOCK_INPUTS = 128, 128
 # The pieces that many inputs are divided into, and what many are. Programs of a tile share its ranks.
@@ -36,12 +31,6 @@ def rows_of_tile(order, tiles, tile, BLOCK_M: tl.constexpr):
     first, count, number = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
     places = first + tl.minimum(tl.arange(0, BLOCK_M), tl.maximum(count, 1) - 1)
     return places, tl.load(order + places).to(tl.int64), count, number.to(tl.int64)
-
-
-@triton.jit
-def matrix_at(address, like):
-    """A pointer to numbers of the same type as those of `like`. Every matrix begins at a multiple of 16 bytes."""
-    return tl.multiple_of(address, 16).to(tl.pointer_type(like.dtype.element_ty))
 
 
 # Not compiled anew for a number of rows: a row's bits would depend on it.
@@ -109,67 +98,6 @@ def expand_kernel(
     mask = (tl.arange(0, BLOCK_M) < count)[:, None] & (n < end)[None, :]
     total += tl.load(out, mask=mask, other=0.0).to(tl.float32)
     tl.store(out, total.to(made.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def shrink_rows(
-    own, rows, x, table, sums, expert, place, INPUTS: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr,
-    SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Multiply the rows of a tile of one expert with the first matrices of their `own` adapters, [BLOCK_M], less than 0
-    for a row without one: with those of one number after the other, all rows of the tile with each. The second axis of
-    programs shares the ranks."""
-    number = tl.max(own, 0)
-    while number >= 0:
-        mine = own == number
-        fields = table + number.to(tl.int64) * FIELDS
-        ranks = tl.load(fields + 1).to(tl.int32)
-        down = matrix_at(tl.load(fields), x) + expert.to(tl.int64) * ranks * INPUTS
-        for first in range(tl.program_id(1) * BLOCK_R, ranks, SHARES * BLOCK_R):
-            r = first + tl.arange(0, BLOCK_R)
-            total = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-            for start in range(0, INPUTS, BLOCK_K):
-                k = start + tl.arange(0, BLOCK_K)
-                some = numbers_at(rows[:, None] + k[None, :], k, INPUTS, BLOCK_K)
-                matrix = numbers_at(down + r[:, None] * INPUTS + k[None, :], k, INPUTS, BLOCK_K)
-                if WIDE:
-                    some, matrix = some.to(tl.float32), matrix.to(tl.float32)
-                total = tl.dot(some, tl.trans(matrix), total, input_precision="ieee")
-            tl.store(sums + place.to(tl.int64)[:, None] * WIDTH + r[None, :], total, mask=mine[:, None])
-        own = tl.where(mine, -1, own)
-        number = tl.max(own, 0)
-
-
-@triton.jit
-def expanded(
-    own, sums, table, like, expert, place, n, SIZE: tl.constexpr, PART: tl.constexpr, FIELDS: tl.constexpr,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    """The sums of a tile of one expert times the second matrices of its rows' `own` adapters, as `shrink_rows` takes
-    them, for the outputs n of a part of SIZE outputs: float32 [BLOCK_M, BLOCK_N]."""
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    number = tl.max(own, 0)
-    while number >= 0:
-        mine = own == number
-        fields = table + number.to(tl.int64) * FIELDS + HEAD_FIELDS + PART * PART_FIELDS
-        rank, rank_first = tl.load(fields + 1).to(tl.int32), tl.load(fields + 2).to(tl.int32)
-        up = matrix_at(tl.load(fields), like) + expert.to(tl.int64) * rank * SIZE
-        made = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        # Few turns, which are not worth the registers of a pipeline.
-        for first in tl.range(0, rank, BLOCK_R, num_stages=1):
-            r = first + tl.arange(0, BLOCK_R)
-            some = tl.load(
-                sums + place.to(tl.int64)[:, None] * WIDTH + (rank_first + r)[None, :], mask=mine[:, None], other=0.0
-            )
-            matrix = tl.load(up + n[:, None] * rank + r[None, :])
-            some = some.to(matrix.dtype)
-            if WIDE:
-                some, matrix = some.to(tl.float32), matrix.to(tl.float32)
-            made = tl.dot(some, tl.trans(matrix), made, input_precision="ieee")
-        total += tl.where(mine[:, None], made, 0.0)
-        own = tl.where(mine, -1, own)
-        number = tl.max(own, 0)
-    return total
 
 
 def blocks_of(outputs: tuple[int, ...]) -> list[tuple[int, int, int, int]]:

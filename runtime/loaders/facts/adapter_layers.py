@@ -61,8 +61,8 @@ class LayerCut(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """What an adapter's configuration says of experts: the `factor` for the name of a parameter and a rank, and the
-    `version` of PEFT that saved it, if it does."""
+    """The facts that an adapter's configuration states of experts: the `factor` for the name of a parameter and a rank,
+    and the `version` of PEFT that saved it, if it does."""
 
     factor: Callable[[str, int], float]
     version: tuple[int, int] | None = None

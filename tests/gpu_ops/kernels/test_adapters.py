@@ -103,7 +103,7 @@ def test_an_adapter_is_padded_to_a_panel_and_not_to_a_group() -> None:
 
 
 @dataclass(frozen=True)
-class AdaptedMixture(ExpertCase):
+class AdaptedCase(ExpertCase):
     """Experts, and what chooses them, with the weights that one of the adapters is merged into. Some experts have
     none, and ranks differ."""
 
@@ -169,14 +169,14 @@ class AdaptedMixture(ExpertCase):
 def test_experts_of_any_adapters_equal_merged_weights_and_those_alone(
     any_kernels: KernelLibrary, dtype: torch.dtype
 ) -> None:  # C16
-    case = AdaptedMixture(dtype, ExpertChoice(5, 2), rows=sum(COUNTS))
+    case = AdaptedCase(dtype, ExpertChoice(5, 2), rows=sum(COUNTS))
     half, _held = case.adapted(any_kernels, 3)
     spans = list(zip(COUNTS, (2, NO_ADAPTER, 0, 1, 2), strict=True))
     together = case.in_tile(half, case.x, spans).split(COUNTS)
     for rows, found, span in zip(case.x.split(COUNTS), together, spans, strict=True):
         assert torch.equal(case.in_tile(half, rows, [span]), found), span
         expected = rows.clone()
-        AdaptedMixture(dtype, case.choice, adapter=span[1]).half(any_kernels)(expected, expected)
+        AdaptedCase(dtype, case.choice, adapter=span[1]).half(any_kernels)(expected, expected)
         near = (found - expected).norm(dim=1) < 2 * TOLERANCES[dtype] * (expected - rows).norm(dim=1)
         # Where weights are rounded a row may choose another expert.
         assert near.float().mean() >= (1.0 if dtype == torch.float32 else 0.9), span
