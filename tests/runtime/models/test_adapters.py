@@ -62,7 +62,7 @@ def test_logits_equal_those_of_merged_weights(
 
 @pytest.mark.parametrize(
     ("name", "by_kernels"),
-    by_default({("qwen2", True), ("deepseek_v3", True)}, PAIRS),
+    by_default({("qwen2", True), ("deepseek_v3", True), ("qwen3_moe", False)}, PAIRS),
 )
 def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     name: str, by_kernels: bool, tmp_path: Path, library: KernelLibrary

@@ -4,39 +4,19 @@
 from pathlib import Path
 
 import pytest
-import torch
-from tiny_adapters import write_adapter
+from tiny_adapters import write_some
 from tiny_latent import write_tiny_deepseek
 from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
-
-from pontil.gpu_ops.parameters.adapters import LowRank
-from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
-from pontil.runtime.models.config import ModelConfig
 
 PARAMS, PROMPT, START = drawn(10), prompt(70), 37
 # Without an adapter, with one, with another one, and with that from a position on.
 ASKED = {"plain": ("", 0), "one": ("one", 0), "two": ("two", 0), "late": ("two", START)}
 
 
-def write(folder: Path, config: ModelConfig) -> tuple[str, ...]:
-    """Write two adapters of all layers; return the options of a worker for them."""
-    for seed, name in enumerate(("one", "two")):
-        generator = torch.Generator().manual_seed(seed)
-        layers = {
-            layer: LowRank(
-                torch.randn(4, size.inputs, generator=generator) * size.inputs**-0.5,
-                torch.randn(size.outputs, 4, generator=generator),
-            )
-            for layer, size in adaptable_layers(config).items()
-        }
-        write_adapter(folder / name, layers)
-    return tuple(f"{name}={folder / name}" for name in ("one", "two"))
-
-
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_two_workers_make_the_tokens_of_one(proxy: ScriptedProxy, tmp_path: Path, by_kernels: bool) -> None:
     model = tmp_path / "model"
-    adapters = write(tmp_path, write_tiny_deepseek(model, by_kernels=by_kernels))
+    adapters = write_some(tmp_path, write_tiny_deepseek(model, by_kernels=by_kernels))
     prefill, decode = (
         open_worker(model, tmp_path, f"{role}:0", role, adapter=adapters, kernels="auto", dtype="bfloat16")
         for role in ("prefill", "decode")

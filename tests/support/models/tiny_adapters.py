@@ -3,7 +3,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
-from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence as EngineSequence
 from pontil.runtime.engine.tiles.rows import plan_of
+from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
+from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.model import Model
 
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
@@ -37,7 +39,7 @@ def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
     }
 
 
-def with_adapter(one: Sequence, number: int, start: int = 0) -> Sequence:
+def with_adapter(one: EngineSequence, number: int, start: int = 0) -> EngineSequence:
     """Have a sequence computed with the adapter of a number, which is one of two, from a position on."""
     if number != NO_ADAPTER:
         one.prefix = SaltedPrefix("", UsedAdapter(DIGESTS[number], number), start)
@@ -64,6 +66,22 @@ def write_adapter(directory: Path, layers: Mapping[str, LowRank], **config: obje
     save_file(tensors, directory / "adapter_model.safetensors")
     (directory / "adapter_config.json").write_text(json.dumps(CONFIG | config))
     return directory
+
+
+def write_some(folder: Path, config: ModelConfig, names: Sequence[str] = ("one", "two")) -> tuple[str, ...]:
+    """Write adapters of all layers of a model, each into a directory of its name; return a worker's options for
+    them."""
+    for seed, name in enumerate(names):
+        generator = torch.Generator().manual_seed(seed)
+        layers = {
+            layer: LowRank(
+                torch.randn(4, size.inputs, generator=generator) * size.inputs**-0.5,
+                torch.randn(size.outputs, 4, generator=generator),
+            )
+            for layer, size in adaptable_layers(config).items()
+        }
+        write_adapter(folder / name, layers)
+    return tuple(f"{name}={folder / name}" for name in names)
 
 
 def merge(model: PreTrainedModel, layers: Mapping[str, LowRank], factor: float = 1.0) -> None:
