@@ -53,7 +53,7 @@ def test_guesses_change_no_answer_of_an_adapter(
     config = write_tiny_llama(model) if target == "dense" else write_tiny_deepseek(model, "bfloat16", by_kernels=True)
     write_tiny_llama(other, seed=4, num_layers=1)
     how: dict[str, Any] = {"adapter": write_some(tmp_path, config), "kernels": "auto", "dtype": "bfloat16"}
-    guess = {"speculative_model": str(model if itself else other), "speculative_tokens": 4}
+    guess: dict[str, Any] = {"speculative_model": str(model if itself else other), "speculative_tokens": 4}
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", **how, **guess)
     decode = open_worker(model, tmp_path, "decode:0", "decode", **how, **guess)
     plain = open_worker(model, tmp_path, "mixed:0", "mixed", **how)
@@ -61,7 +61,9 @@ def test_guesses_change_no_answer_of_an_adapter(
     proxy.admit(prefill, decode, plain)
     digests, engine = {"": ""} | plain.machine.adapters.by_name, decode.machine.engine
     for kind, params in KINDS.items():
-        fields = {name: {"adapter": digests[one], "adapter_start": start} for name, (one, start) in ASKED.items()}
+        fields: dict[str, dict[str, Any]] = {
+            name: {"adapter": digests[one], "adapter_start": start} for name, (one, start) in ASKED.items()
+        }
         expected = {}
         for name, more in fields.items():
             proxy.submit(plain, f"{kind} {name} plain", PROMPT, params, **more)

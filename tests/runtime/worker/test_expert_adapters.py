@@ -2,6 +2,7 @@
 """Two workers with adapters of a mixture's experts: the tokens of one worker alone, in any company."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_adapters import write_some
@@ -24,7 +25,9 @@ def test_two_workers_make_the_tokens_of_one(proxy: ScriptedProxy, tmp_path: Path
     assert (prefill.machine.kernels != "torch") == by_kernels
     proxy.admit(prefill, decode)
     digests = {"": ""} | decode.machine.adapters.by_name
-    fields = {name: {"adapter": digests[one], "adapter_start": start} for name, (one, start) in ASKED.items()}
+    fields: dict[str, dict[str, Any]] = {
+        name: {"adapter": digests[one], "adapter_start": start} for name, (one, start) in ASKED.items()
+    }
     alone = dict[str, list[int]]()
     for name, more in fields.items():
         proxy.submit(decode, f"{name} alone", PROMPT, PARAMS, **more)
