@@ -7,41 +7,34 @@
 // Rows of one adapter that are multiplied together: more are shared out over threads.
 enum { ADAPTED_ROWS = 32 };
 
-// What finishes the sums of a product: its bias, and the adapters of its rows.
+// What finishes the sums of a product, or of those of equal matrices that have some of the rows each: the bias, and the
+// adapters of the rows.
 template <class T>
 class Finished {
   public:
-    // `chosen` [rows] has each row's adapter, or less than 0; null: no row has one.
-    Finished(Context& context, const Matrix& matrix, const uint32_t* x, int rows, const int32_t* chosen)
-        : matrix(matrix), chosen(chosen && matrix.adapters ? chosen : nullptr) {
-        if (!this->chosen) return;
-        std::vector<Part> parts;
-        for (int row = 0, end; row < rows; row = end) {
-            const Adapter* adapter = adapter_of(row);
-            for (end = row + 1; end < rows && end < row + ADAPTED_ROWS && chosen[end] == chosen[row];) end++;
-            if (!adapter) continue;
-            parts.push_back({&adapter->shrink, row, end - row});
-            stride = std::max(stride, size_t(padded(adapter->shrink.outputs, LANES)));
-        }
-        if (parts.empty()) {
-            this->chosen = nullptr;
-            return;
-        }
-        shrunk.resize(rows * stride);
-        multiply<T>(context, parts.data(), int(parts.size()), x, rows, [&](int part, int row, int output, float* sums) {
-            for (int i = 0; i < GROUP && output + i < parts[part].matrix->outputs; i += LANES)
-                T::store_active(shrunk.data() + row * stride + output + i, load(sums + i));
-        });
+    // `chosen` [rows] has each row's adapter, or less than 0; null: no row has one. `products` are read until the end.
+    Finished(Context& context, const Part* products, int count, const uint32_t* x, int rows, const int32_t* chosen)
+        : products(products), chosen(chosen) {
+        if (chosen) shrink_rows(context, count, x, rows);
     }
+    Finished(Context& context, const Matrix& matrix, const uint32_t* x, int rows, const int32_t* chosen)
+        : alone{&matrix, 0, rows}, products(&alone), chosen(chosen && matrix.adapters ? chosen : nullptr) {
+        if (this->chosen) shrink_rows(context, 1, x, rows);
+    }
+    Finished(const Finished&) = delete;
 
-    void operator()(int row, int output, float* sums) const {
+    void operator()(int row, int output, float* sums) const { (*this)(0, row, output, sums); }
+    void operator()(int product, int row, int output, float* sums) const {
+        const Part& part = products[product];
+        const Matrix& matrix = *part.matrix;
         add_bias(matrix, output, sums);
-        const Adapter* adapter = chosen ? adapter_of(row) : nullptr;
+        const Adapter* adapter = chosen ? adapter_of(part, row) : nullptr;
         if (!adapter) return;
         // Both panels at once: the sum of one waits for itself at each step. A panel behind the last is padding.
         const int rank = adapter->rank, words = rank / T::PER_WORD;
         const int own = matrix.first_panel + output / LANES, *parts = matrix.adapters->parts + own;
-        const auto* weights = static_cast<const uint32_t*>(adapter->expand) + size_t(own) * words * LANES;
+        const auto* weights = static_cast<const uint32_t*>(adapter->expand) + part.place * adapter->expand_apart +
+                              size_t(own) * words * LANES;
         const typename T::Active* from = shrunk.data() + row * stride;
         const typename T::Active *x = from + parts[0] * rank, *y = from + parts[1] * rank;
         // The first row of an adapter's has the next group's panels read ahead, which lie behind these.
@@ -66,12 +59,39 @@ class Finished {
         memcpy(&found, reinterpret_cast<const uint32_t*>(x) + entry, sizeof found);
         return found;
     }
-    const Adapter* adapter_of(int row) const {
-        if (chosen[row] < 0 || chosen[row] >= matrix.adapters->count) return nullptr;
-        const Adapter* one = matrix.adapters->slots + chosen[row];
+    const Adapter* adapter_of(const Part& part, int row) const {
+        const Adapters* adapters = part.matrix->adapters;
+        if (!adapters || chosen[row] < 0 || chosen[row] >= adapters->count) return nullptr;
+        const Adapter* one = adapters->slots + chosen[row];
         return one->rank ? one : nullptr;
     }
-    const Matrix& matrix;
+    // Multiplies runs of rows of one product and one adapter with the first matrix of that.
+    void shrink_rows(Context& context, int count, const uint32_t* x, int rows) {
+        std::vector<Matrix> matrices;
+        std::vector<Part> runs;
+        for (const Part* part = products; part < products + count; part++)
+            for (int row = part->row, end, last = row + part->rows; row < last; row = end) {
+                const Adapter* adapter = adapter_of(*part, row);
+                for (end = row + 1; end < last && end < row + ADAPTED_ROWS && chosen[end] == chosen[row];) end++;
+                if (!adapter) continue;
+                matrices.push_back(adapter->shrink);
+                matrices.back().data += part->place * adapter->shrink_apart;
+                runs.push_back({nullptr, row, end - row});
+                stride = std::max(stride, size_t(padded(adapter->shrink.outputs, LANES)));
+            }
+        if (runs.empty()) {
+            chosen = nullptr;
+            return;
+        }
+        for (size_t i = 0; i < runs.size(); i++) runs[i].matrix = &matrices[i];
+        shrunk.resize(rows * stride);
+        multiply<T>(context, runs.data(), int(runs.size()), x, rows, [&](int run, int row, int output, float* sums) {
+            for (int i = 0; i < GROUP && output + i < runs[run].matrix->outputs; i += LANES)
+                T::store_active(shrunk.data() + row * stride + output + i, load(sums + i));
+        });
+    }
+    const Part alone{};
+    const Part* products;
     const int32_t* chosen;
     size_t stride = 0;
     std::vector<typename T::Active> shrunk;

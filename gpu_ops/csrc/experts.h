@@ -86,16 +86,19 @@ static const uint32_t* plain_rows(Context& context, const uint32_t* x, int rows,
     }
 }
 
-// Rates all rows; `gates` get the products of the shared expert's gate, if there is one.
+// Rates all rows, which have these adapters; `gates` get the products of the shared expert's gate, if there is one.
 template <class T>
-static Choices route(Context& context, const ExpertHalf& half, const uint32_t* x, int rows, float* gates) {
+static Choices route(Context& context, const ExpertHalf& half, const uint32_t* x, int rows, const int32_t* adapters,
+                     float* gates) {
     const size_t stride = padded(half.router.outputs, GROUP);
     const uint32_t* plain = plain_rows<T>(context, x, rows, half.experts->gate_up.words, half.router.words);
     float* products = context.routed.take<float>(rows * stride);
     const Part parts[] = {{&half.router, 0, rows}, {&half.shared_gate, 0, rows}};
+    const Finished<Float32> finished[] = {{context, half.router, plain, rows, adapters},
+                                          {context, half.shared_gate, plain, rows, adapters}};
     multiply<Float32>(context, parts, half.shared_gate.data ? 2 : 1, plain, rows,
                       [&](int part, int row, int output, float* sums) {
-                          add_bias(*parts[part].matrix, output, sums);
+                          finished[part](row, output, sums);
                           if (part)
                               gates[row] = sums[0];
                           else
@@ -124,8 +127,8 @@ struct Groups {
             if (ends[i + 1]) {
                 const MlpHalf& expert = half.experts[i];
                 experts.push_back(&expert);
-                gate_ups.push_back({&expert.gate_up, ends[i], ends[i + 1]});
-                downs.push_back({&expert.down, ends[i], ends[i + 1]});
+                gate_ups.push_back({&expert.gate_up, ends[i], ends[i + 1], i});
+                downs.push_back({&expert.down, ends[i], ends[i + 1], i});
             }
             ends[i + 1] += ends[i];
         }
@@ -138,10 +141,11 @@ struct Groups {
     std::vector<Part> gate_ups, downs;
 };
 
-// The results of all choices, [choice][hidden]; only those of this rank's experts are written.
+// The results of all choices, [choice][hidden]; only those of this rank's experts are written. The rows of x have these
+// adapters; null: none has one.
 template <class T>
 static float* compute_experts(Context& context, const ExpertHalf& half, const uint32_t* x,
-                              const std::vector<int32_t>& chosen) {
+                              const std::vector<int32_t>& chosen, const int32_t* adapters) {
     typedef typename T::Active Active;
     const Groups groups(half, chosen);
     const int count = int(groups.places.size()), parts = int(groups.experts.size());
@@ -154,16 +158,22 @@ static float* compute_experts(Context& context, const ExpertHalf& half, const ui
         for (int i = first; i < end; i++)
             memcpy(together + i * stride, x + groups.places[i] / half.per_token * stride, stride * sizeof *x);
     });
+    std::vector<int32_t> of_choices;
+    for (int i = 0; adapters && i < count; i++) of_choices.push_back(adapters[groups.places[i] / half.per_token]);
+    const int32_t* own = adapters ? of_choices.data() : nullptr;
     clear_padding(inner, count, half.experts->inner, cells);
+    const Finished<T> gated(context, groups.gate_ups.data(), parts, together, count, own);
     multiply<T>(context, groups.gate_ups.data(), parts, together, count,
                 [&](int part, int row, int output, float* sums) {
-                    add_bias(groups.experts[part]->gate_up, output, sums);
+                    gated(part, row, output, sums);
                     activate<T>(*groups.experts[part], sums, inner + row * cells + output / 2);
                 });
-    multiply<T>(context, groups.downs.data(), parts, reinterpret_cast<const uint32_t*>(inner), count,
+    const auto* activations = reinterpret_cast<const uint32_t*>(inner);
+    const Finished<T> finished(context, groups.downs.data(), parts, activations, count, own);
+    multiply<T>(context, groups.downs.data(), parts, activations, count,
                 [&](int part, int row, int output, float* sums) {
                     const Matrix& down = groups.experts[part]->down;
-                    add_bias(down, output, sums);
+                    finished(part, row, output, sums);
                     const int some = std::min(int(GROUP), down.outputs - output);
                     memcpy(made + groups.places[row] * size + output, sums, some * sizeof(float));
                 });
@@ -223,8 +233,8 @@ struct OwnRows {
 // What ranks send each other of a tile's rows: a row goes once to each rank that holds experts of its own, and the
 // result of each of its choices comes back. All ranks know what is sent, since they know all choices.
 struct Dispatch {
-    // `chosen` [rows][per_token] are those of all rows.
-    Dispatch(const ExpertHalf& half, const OwnRows& own, const std::vector<int32_t>& chosen)
+    // `chosen` [rows][per_token] are those of all rows, and so are `of_rows`, if rows have adapters.
+    Dispatch(const ExpertHalf& half, const OwnRows& own, const std::vector<int32_t>& chosen, const int32_t* of_rows)
         : there(own.group->ranks * own.group->ranks), back(there.size()) {
         const int ranks = own.group->ranks, rank = own.group->rank, per_token = half.per_token;
         std::vector<std::vector<int>> rows_for(ranks), places_of(ranks);
@@ -237,6 +247,7 @@ struct Dispatch {
                     if (owner == rank) rows_for[holder].push_back(row - own.first);
                     if (holder == rank)
                         experts.insert(experts.end(), chosen.begin() + end - per_token, chosen.begin() + end);
+                    if (holder == rank && of_rows) adapters.push_back(of_rows[row]);
                 }
                 back[holder * ranks + owner]++;
                 if (owner == rank) places_of[holder].push_back(place - own.first * per_token);
@@ -249,27 +260,30 @@ struct Dispatch {
     }
     // How many rows, and results, go from each rank to each.
     std::vector<int64_t> there, back;
-    // This rank's rows in the order in which they go, and the choices of all rows that come.
+    // This rank's rows in the order in which they go, and the choices and the adapters of all rows that come.
     std::vector<int> rows;
-    std::vector<int32_t> experts;
+    std::vector<int32_t> experts, adapters;
     // Which of these this rank computes, in the order in which results go, and its own rows' as they come.
     std::vector<int> made, places;
 };
 
 // The results of all choices of this rank's rows x, [choice][hidden], which the ranks that hold their experts compute.
+// `adapters` are those of all rows, which all ranks know; ranks with tiles of their own compute none of experts.
 template <class T>
 static float* compute_elsewhere(Context& context, const ExpertHalf& half, const OwnRows& own, const uint32_t* x,
-                                const std::vector<int32_t>& chosen) {
+                                const std::vector<int32_t>& chosen, const int32_t* adapters) {
     std::vector<int32_t> of_all(size_t(own.rows) * half.per_token);
     std::copy(chosen.begin(), chosen.end(), of_all.begin() + size_t(own.first) * half.per_token);
     own.join(of_all.data(), half.per_token * sizeof(int32_t));
-    const Dispatch dispatch(half, own, of_all);
+    const int32_t* of_rows = half.dispatched == SHARES ? adapters : nullptr;
+    const Dispatch dispatch(half, own, of_all, of_rows);
     const size_t stride = size_t(half.experts->gate_up.words) * T::STEPS, size = half.hidden;
     uint32_t* here = context.wide.take<uint32_t>(dispatch.experts.size() / half.per_token * stride);
     own.group->all_to_all(
         dispatch.there.data(), stride * sizeof *x, [&](size_t i) { return x + dispatch.rows[i] * stride; },
         [&](size_t i) { return here + i * stride; });
-    const float* made = compute_experts<T>(context, half, here, dispatch.experts);
+    const int32_t* arrived = of_rows ? dispatch.adapters.data() : nullptr;
+    const float* made = compute_experts<T>(context, half, here, dispatch.experts, arrived);
     float* results = context.routed.take<float>(dispatch.places.size() * size);
     own.group->all_to_all(
         dispatch.back.data(), size * sizeof *made, [&](size_t i) { return made + dispatch.made[i] * size; },
@@ -295,13 +309,14 @@ static void add_by_ratings(const ExpertHalf& half, const Choices& choices, size_
 }
 
 template <class T>
-static void expert_half(Context& context, const ExpertHalf& half, int rows, const float* from, float* result) {
+static void expert_half(Context& context, const ExpertHalf& half, int rows, const float* from, float* result,
+                        const int32_t* adapters) {
     const size_t size = half.hidden;
     float* shared = nullptr;
     if (half.shared.gate_up.data && rows) {
         shared = context.shared.take<float>(rows * size);
         memset(shared, 0, rows * size * sizeof(float));
-        mlp_half<T>(context, half.shared, rows, from, shared, nullptr);
+        mlp_half<T>(context, half.shared, rows, from, shared, adapters);
     }
     const OwnRows own(context, half, rows);
     if (!own.rows) return;
@@ -310,9 +325,10 @@ static void expert_half(Context& context, const ExpertHalf& half, int rows, cons
     const uint32_t* x = take_rows<T>(context, from + first, own.count, half.hidden, half.before, half.epsilon,
                                      half.experts->gate_up.words);
     std::vector<float> gates(own.count);
-    const Choices choices = route<T>(context, half, x, own.count, gates.data());
-    float* made = own.group ? compute_elsewhere<T>(context, half, own, x, choices.experts)
-                            : compute_experts<T>(context, half, x, choices.experts);
+    const Choices choices =
+        route<T>(context, half, x, own.count, adapters ? adapters + own.place : nullptr, gates.data());
+    float* made = own.group ? compute_elsewhere<T>(context, half, own, x, choices.experts, adapters)
+                            : compute_experts<T>(context, half, x, choices.experts, adapters);
     auto add_all = [&](auto&& sum) {
         add_rows(context, own.count, half.hidden, half.after, half.epsilon, to, [&](size_t row, float* total) {
             sum(row, total);

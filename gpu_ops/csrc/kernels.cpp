@@ -38,19 +38,20 @@ static void run(Context& context, const MlpHalf& half, int rows, const float* x,
     else
         mlp_half<BFloat16>(context, half, rows, x, result, chosen);
 }
-static void run(Context& context, const ExpertHalf& half, int rows, const float* x, float* result) {
+static void run(Context& context, const ExpertHalf& half, int rows, const float* x, float* result,
+                const int32_t* chosen) {
     ThreadPool::Loan loan(context.threads);
     if (half.experts->gate_up.kind == FLOAT32)
-        expert_half<Float32>(context, half, rows, x, result);
+        expert_half<Float32>(context, half, rows, x, result, chosen);
     else
-        expert_half<BFloat16>(context, half, rows, x, result);
+        expert_half<BFloat16>(context, half, rows, x, result, chosen);
 }
 static void run(Context& context, const Layer& layer, const Tile& tile, float* hidden) {
     if (layer.attention) run(context, *layer.attention, tile, hidden);
     if (layer.latent) run(context, *layer.latent, tile, hidden);
     if (layer.recurrent) run(context, *layer.recurrent, tile, hidden);
     if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden, tile.adapters);
-    if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden);
+    if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden, tile.adapters);
 }
 
 // An exception may leave a meeting of ranks, which only the calling thread enters; none leaves this library.
@@ -122,7 +123,7 @@ void pontil_take_kept(Context* context, const Layer* layers, int32_t count, cons
         if (layer->recurrent) take_kept(*context, *layer->recurrent, *tile);
 }
 int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t rows, const float* x, float* result) {
-    return status_of([&] { run(*context, *half, rows, x, result); });
+    return status_of([&] { run(*context, *half, rows, x, result, nullptr); });
 }
 int32_t pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
     return status_of([&] { run(*context, *half, rows, x, result, nullptr); });

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 21 };
+enum { PONTIL_ABI = 22 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
 // 256 inputs with levels of 4 bits, and of 6.
@@ -51,14 +51,17 @@ struct Matrix {
 
 // One adapter of a matrix. `shrink` [parts * rank, inputs] has numbers of the type of the matrix's activations and as
 // many words for an output, and `expand` [panel of 16 outputs][word][16] words of 32 bits, as a weight's. The rank is a
-// multiple of the numbers in a word. Rank 0: it changes nothing.
+// multiple of the numbers in a word. Rank 0: it changes nothing. Those of the next one of equal matrices, as experts
+// are, lie so many words behind these.
 struct Adapter {
     Matrix shrink;
     const void* expand;
+    int64_t shrink_apart, expand_apart;
     int32_t rank, unused;
 };
 
-// The adapters of a matrix by their numbers, and the part of the shrunk numbers from which each panel expands.
+// The adapters by their numbers of a matrix, or of equal ones, and the part of the shrunk numbers from which each panel
+// expands.
 struct Adapters {
     const Adapter* slots;
     const int32_t* parts;

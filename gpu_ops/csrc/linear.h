@@ -19,10 +19,10 @@ enum { UNPACKED_ROWS = ROWS_AT_ONCE, SUMS_STAY = 0 };
 // Memory for so many rows follows the inputs: see tiles.h.
 enum { ROWS_BEHIND = 31 };
 
-// The rows [row, row + rows) go through this matrix.
+// The rows [row, row + rows) go through this matrix, which has this place among equal ones that share their adapters.
 struct Part {
     const Matrix* matrix;
-    int row, rows;
+    int row, rows, place = 0;
 };
 
 // The function that takes 32 outputs of a row, from `output` on. It is called by address, so that products are compiled

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters (Hu et al., 2021, arXiv 2106.09685) of a product."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -20,18 +21,23 @@ MOST_NUMBERS = 2048
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """`y += up (down x)`: `down` [rank, inputs] and `up` [outputs, rank], which has the scale, both float32."""
+    """`y += up (down x)`: `down` [rank, inputs] and `up` [outputs, rank], which has the scale, both float32. Those of
+    equal products, as experts are, have a dimension more before these."""
 
     down: Tensor
     up: Tensor
 
     @property
     def rank(self) -> int:
-        return len(self.down)
+        return self.down.shape[-2]
 
     def part(self, outputs: range, inputs: range) -> "LowRank":
         """The part of it for some outputs and inputs of the product."""
-        return LowRank(self.down[:, inputs.start : inputs.stop], self.up[outputs.start : outputs.stop])
+        return LowRank(self.down[..., inputs.start : inputs.stop], self.up[..., outputs.start : outputs.stop, :])
+
+    def of(self, place: int) -> "LowRank":
+        """The one of one of equal products."""
+        return LowRank(self.down[place], self.up[place])
 
     def padded(self, step: int) -> "LowRank":
         """The same with a rank that is a multiple of `step`."""
@@ -41,6 +47,21 @@ class LowRank:
     @property
     def nbytes(self) -> int:
         return self.down.nbytes + self.up.nbytes
+
+
+def stacked(parts: Sequence[LowRank | None]) -> LowRank | None:
+    """Those of equal products together, as the largest rank needs it, with zeros for a product that has none; None if
+    none has."""
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    most, first = max(part.rank for part in given), given[0]
+    down = torch.zeros(len(parts), most, first.down.shape[1])
+    up = torch.zeros(len(parts), len(first.up), most)
+    for place, part in enumerate(parts):
+        if part is not None:
+            down[place, : part.rank], up[place, :, : part.rank] = part.down, part.up
+    return LowRank(down, up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 """Low-rank adapters of some of a product's rows, by torch: the reference for kernels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -43,6 +44,7 @@ class RowAdapters:
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
+        self.numbers: Tensor | None = None
         self.order, self.tiles = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
 
     def choose(self, numbers: Sequence[int]) -> None:
@@ -52,7 +54,22 @@ class RowAdapters:
 
     def place(self, order: Tensor, tiles: Tensor) -> None:
         """Take the tiles from memory of the device, which may be written before the model computes."""
-        self.order, self.tiles = order, tiles
+        self.order, self.tiles, self.numbers = order, tiles, None
+
+    def of_tile(self, rows: int) -> Tensor:
+        """The numbers of the adapters of so many rows, int32 [rows], made on their device for the first that asks."""
+        if self.numbers is None or len(self.numbers) < rows:
+            size = max(rows, len(self.order))
+            numbers = torch.full((size + 1,), NO_ADAPTER, dtype=torch.int32, device=self.device)
+            if len(self.tiles):
+                first, count, number = self.tiles.unbind(1)
+                inside = torch.arange(ROW_TILE, dtype=torch.int32, device=self.device)
+                places = (first.unsqueeze(1) + inside).clamp(max=len(self.order) - 1)
+                # Places behind a tile's last one are written behind all rows.
+                own = torch.where(inside < count.unsqueeze(1), self.order[places], size).long()
+                numbers.scatter_(0, own.flatten(), number.unsqueeze(1).expand_as(own).flatten())
+            self.numbers = numbers[:size]
+        return self.numbers[:rows]
 
     @property
     def groups(self) -> list[tuple[int, Tensor]]:
@@ -65,7 +82,8 @@ class RowAdapters:
 
 
 class ProductAdapters:
-    """The adapters of one product by their numbers: of each of its parts, whose `outputs` stand side by side.
+    """The adapters by their numbers of one product, or of equal ones, as experts have: of each of its parts, whose
+    `outputs` stand side by side.
 
     Products have a fixed number of rows, so that a row's bits depend on that row alone (C16)."""
 
@@ -81,16 +99,29 @@ class ProductAdapters:
     def remove(self, number: int) -> None:
         self.numbered.pop(number, None)
 
-    def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """Add to `made` [rows, outputs], which was made of x [rows, inputs], what the rows' adapters make of x."""
+    def add(self, x: Tensor, made: Tensor, place: int | None = None) -> Tensor:
+        """Add to `made` [rows, outputs], which was made of x [rows, inputs] by the product of a place, if there are
+        several, what the rows' adapters make of x."""
         for number, rows in self.rows.groups if self.numbered else ():
             parts, start = self.numbered.get(number, ()), 0
             for part, width in zip(parts, self.outputs if parts else (), strict=True):
                 if part is not None:
-                    added = in_full_tiles(partial(low_rank, one=part), x[rows].float())
+                    one = part if place is None else part.of(place)
+                    added = in_full_tiles(partial(low_rank, one=one), x[rows].float())
                     made[rows, start : start + width] += added.to(made.dtype)
                 start += width
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAdapters:
+    """The adapters of one of several equal products."""
+
+    held: ProductAdapters
+    place: int
+
+    def add(self, x: Tensor, made: Tensor) -> Tensor:
+        return self.held.add(x, made, self.place)
 
 
 def low_rank(x: Tensor, one: LowRank) -> Tensor:

@@ -11,7 +11,7 @@ from pontil.gpu_ops.products.adapters import RowAdapters
 
 
 class DeviceAdapters:
-    """The adapters of one product on a device by their numbers, as ProductAdapters has them.
+    """The adapters by their numbers of one product on a device, or of equal ones, as ProductAdapters has them.
 
     Recorded steps read a table at an address that stays: where each adapter's matrices are, in memory of its own.
     A change of it is started behind all steps that were, and before those that follow; so is what takes the memory of
@@ -28,15 +28,17 @@ class DeviceAdapters:
         self.numbered: dict[int, Tensor] = {}
 
     def made(self, parts: Sequence[LowRank | None], arena: object = None) -> MadeAdapter:
-        """Lay out an adapter's parts; None for a part that it leaves as it is. This may be done in another thread while
-        others are computed."""
+        """Lay out an adapter's parts; None for a part that it leaves as it is. Those of several products are stacked,
+        and lie one product behind the other. This may be done in another thread while others are computed."""
         padded = [None if part is None else part.padded(RANK_STEP) for part in parts]
-        numbers = [one.down for one in padded if one is not None] + [one.up for one in padded if one is not None]
-        memory = torch.cat([one.to(self.dtype).flatten() for one in numbers]).to(self.device)
-        ranks = sum(one.rank for one in padded if one is not None)
+        given = [one for one in padded if one is not None]
+        downs = torch.cat([one.down for one in given], dim=-2) if given else torch.zeros(0)
+        memory = torch.cat([one.to(self.dtype).flatten() for one in (downs, *(one.up for one in given))])
+        memory = memory.to(self.device)
+        ranks = sum(one.rank for one in given)
         address, size = address_of(memory), memory.element_size()
         row, first = [address, ranks], 0
-        address += sum(one.down.numel() for one in padded if one is not None) * size
+        address += downs.numel() * size
         for one in padded:
             row += (0, 0, 0) if one is None else (address, one.rank, first)
             address += 0 if one is None else one.up.numel() * size

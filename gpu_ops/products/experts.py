@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
@@ -29,19 +30,28 @@ def weights_of(linears: Sequence[Linear]) -> DeviceWeights:
 
 class GroupedExperts:
     """Gated MLPs, those of the experts from `first` on, on a device. The activation is silu, or with `clamp` (its
-    sharpness and its limit) a clamped one."""
+    sharpness and its limit) a clamped one. Both products may have `adapters`, of the rows of a model's tile."""
 
     def __init__(
-        self, gate_up: DeviceWeights, down: DeviceWeights, first: int, clamp: tuple[float, float] | None
+        self,
+        gate_up: DeviceWeights,
+        down: DeviceWeights,
+        first: int,
+        clamp: tuple[float, float] | None,
+        adapters: Sequence[DeviceAdapters] = (),
     ) -> None:
-        self.gate_up, self.down, self.first, self.clamp = gate_up, down, first, clamp
+        self.gate_up, self.down, self.first, self.clamp, self.adapters = gate_up, down, first, clamp, tuple(adapters)
 
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, outputs], for x [rows, inputs] and their numbers
         [rows, per_token]. Those of experts that are elsewhere are not set."""
         from pontil.gpu_ops.triton import experts
 
-        return experts.expert_results(x, chosen, self.gate_up, self.down, self.first, self.clamp)
+        adapters = None
+        if self.adapters:
+            first, second = (experts.ExpertAdapterTable(one.table, one.most_ranks) for one in self.adapters)
+            adapters = experts.TileAdapters(self.adapters[0].rows.of_tile(len(x)), first, second)
+        return experts.expert_results(x, chosen, self.gate_up, self.down, self.first, self.clamp, adapters)
 
 
 def add_by_ratings(results: Tensor, ratings: Tensor) -> Tensor:

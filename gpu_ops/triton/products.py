@@ -25,6 +25,11 @@ LARGEST_FLOAT8: tl.constexpr = tl.constexpr(448.0)
 LEAST_EXPONENT: tl.constexpr = tl.constexpr(127 - 6)
 NO_FRACTION: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
 SMALLEST: tl.constexpr = tl.constexpr(1e-12)
+# Fields of a part, and those before the first part, in an adapter's row of a table (products/device_adapters.py).
+PART_FIELDS: tl.constexpr = tl.constexpr(3)
+HEAD_FIELDS: tl.constexpr = tl.constexpr(2)
+# Ranks are padded to a multiple of this: a program multiplies so many of them at a time.
+BLOCK_RANK = 16
 
 
 @triton.jit
@@ -110,6 +115,12 @@ def numbers_at(places, k, end: tl.constexpr, STEP: tl.constexpr):
         return tl.load(places)
     else:
         return tl.load(places, mask=(k < end)[None, :], other=0)
+
+
+@triton.jit
+def matrix_at(address, like):
+    """A pointer to numbers of the same type as those of `like`. Every matrix begins at a multiple of 16 bytes."""
+    return tl.multiple_of(address, 16).to(tl.pointer_type(like.dtype.element_ty))
 
 
 @triton.jit

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-rank adapters of a model: which of its linear layers may have one, and the part of each on this rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
 from pontil.gpu_ops.kernels.weights.arena import Arena
-from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter
-from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
+from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter, stacked
+from pontil.gpu_ops.products.adapters import PlacedAdapters, ProductAdapters, RowAdapters
 from pontil.gpu_ops.products.device_adapters import DeviceAdapters
+from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import Partition, Split
 
-EXPERT = "expert"
+HeldAdapters = ProductAdapters | MatrixAdapters | DeviceAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class AdaptedProduct:
     inputs: int
     split: Split
     partition: Partition
-    held: ProductAdapters | MatrixAdapters | DeviceAdapters
+    held: HeldAdapters
 
     def made(self, layers: Mapping[str, LowRank], arena: Arena) -> MadeAdapter | None:
         """Lay out this rank's part of an adapter of some layers, as it has a part of each of these; None where it has
@@ -36,11 +38,48 @@ class AdaptedProduct:
         return self.held.made(parts, arena) if any(part is not None for part in parts) else None
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptedExperts:
+    """The same product of each of a layer's experts, `count` of them: of linear layers with one input whose names have
+    the expert's number where a pattern has {}, (pattern, outputs) each. This rank has its `own` experts, whole."""
+
+    patterns: tuple[tuple[str, int], ...]
+    count: int
+    own: range
+    inputs: int
+    held: HeldAdapters
+
+    @property
+    def layers(self) -> Iterator[tuple[str, int]]:
+        return ((name.format(number), size) for number in range(self.count) for name, size in self.patterns)
+
+    def made(self, layers: Mapping[str, LowRank], arena: Arena) -> MadeAdapter | None:
+        """Lay out an adapter of this rank's experts; None where it has nothing of it."""
+        parts = [stacked([layers.get(name.format(number)) for number in self.own]) for name, _ in self.patterns]
+        return self.held.made(parts, arena) if any(part is not None for part in parts) else None
+
+
+def attach(held: HeldAdapters, product: Product, place: int | None = None) -> None:
+    """Have a product computed with these adapters: with those of a place among several equal products."""
+    if isinstance(held, MatrixAdapters):
+        assert isinstance(product, PackedLinear)
+        product.matrix = held.of(product.matrix)
+    elif not isinstance(product, PackedLinear):
+        product.adapters = held
+        if place is not None and isinstance(held, ProductAdapters):
+            product.adapters = PlacedAdapters(held, place)
+
+
 class ModelAdapters:
     """The adapters of a model by their numbers, which its rows state. No step may be started while they change."""
 
-    def __init__(self, rows: RowAdapters, products: Sequence[AdaptedProduct]) -> None:
-        self.rows, self.products = rows, tuple(products)
+    def __init__(
+        self,
+        rows: RowAdapters,
+        products: Sequence[AdaptedProduct | AdaptedExperts],
+        config: ModelConfig | None = None,
+    ) -> None:
+        self.rows, self.products, self.config = rows, tuple(products), config
         self.shapes = {name: (outputs, one.inputs) for one in products for name, outputs in one.layers}
 
     def made(self, layers: Mapping[str, LowRank]) -> MadeAdapter:

@@ -11,12 +11,9 @@ from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
 from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, can_stack, per_channel
 from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
-from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
-from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.products.level_weights import on_device
 from pontil.gpu_ops.products.linear import Linear, NumbersLinear
@@ -33,7 +30,8 @@ from pontil.gpu_ops.products.scaled_weights import (
 )
 from pontil.gpu_ops.products.torch_products import TorchProducts
 from pontil.runtime.errors import ModelError
-from pontil.runtime.models.adapters import EXPERT, AdaptedProduct
+from pontil.runtime.models.adapter_places import EXPERTS, AdapterPlaces
+from pontil.runtime.models.adapters import AdaptedProduct, attach
 from pontil.runtime.models.joining_product import JoiningProduct
 from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, Split, by_columns, joining, whole
 from pontil.runtime.models.stored_rows import BlockType, DeviceRows, StoredRows, Table
@@ -95,14 +93,13 @@ class Weights:
         self.deterministic = arithmetic.deterministic
         self.by_torch = TorchProducts(arithmetic.by_torch)
         self.missing: list[str] = []
-        self.adapted_on_devices = arithmetic.adapters
-        self.row_adapters, self.adapted = RowAdapters(device), list[AdaptedProduct]()
         # Data-parallel ranks divide experts, and nothing else.
         self.experts_communicator = communicator or SingleRank()
         self.experts_partition = partition_of(self.experts_communicator, arithmetic)
         alone = self.experts_partition.data_parallel
         self.communicator = SingleRank() if alone else self.experts_communicator
         self.partition = Partition() if alone else self.experts_partition
+        self.places = AdapterPlaces(self.partition, device, dtype, self.kernels is not None, arithmetic.adapters)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name."""
@@ -170,25 +167,7 @@ class Weights:
             biases = [self.bias(name, outputs, split) for name, outputs in parts if bias]
             return weight, torch.cat(biases) if biases else None
 
-        return self.product(parts[0][0], make, split.is_partial, self.adaptable(inputs, parts, split))
-
-    def adaptable(
-        self, inputs: int, parts: Sequence[tuple[str, int]], split: Split, *, alternate: bool = False
-    ) -> AdaptedProduct | None:
-        """Return the place of adapters of a product of these linear layers; None where there can be none."""
-        on_device = self.device.type != "cpu"
-        if (on_device and not self.adapted_on_devices) or any(EXPERT in name for name, _ in parts):
-            return None
-        own = [len(split.outputs(self.partition, outputs)) for _, outputs in parts]
-        held: ProductAdapters | MatrixAdapters | DeviceAdapters
-        if on_device:
-            held = DeviceAdapters(self.row_adapters, own, self.dtype, self.device)
-        elif self.kernels is None:
-            held = ProductAdapters(self.row_adapters, own)
-        else:
-            held = MatrixAdapters(own, alternate=alternate)
-        self.adapted.append(AdaptedProduct(tuple(parts), inputs, split, self.partition, held))
-        return self.adapted[-1]
+        return self.product(parts[0][0], make, split.is_partial, self.places.of(inputs, parts, split))
 
     def bias(self, name: str, outputs: int, split: Split) -> Tensor:
         """This rank's part of a bias. Of sums rank 0 adds it, and the others zeros, so that all compute alike."""
@@ -208,7 +187,7 @@ class Weights:
             biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
             return alternate(gates, ups), alternate_numbers(*biases) if biases else None
 
-        place = self.adaptable(inputs, ((gate, outputs), (up, outputs)), Split(cut), alternate=True)
+        place = self.places.of(inputs, ((gate, outputs), (up, outputs)), Split(cut), alternate=True)
         return self.product(gate, make, adapted=place)
 
     def join(self, parts: list[Weight]) -> ProductWeight:
@@ -336,14 +315,13 @@ class Weights:
     ) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
         if self.kernels is None:
-            plain = self.plain(*make(), stays=".experts." not in name)
-            if adapted is not None and not isinstance(adapted.held, MatrixAdapters):
-                plain.adapters = adapted.held
-            return plain
-        (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
-        if adapted is not None and isinstance(adapted.held, MatrixAdapters):
-            matrix = adapted.held.of(matrix)
-        return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
+            made: Product = self.plain(*make(), stays=EXPERTS not in name)
+        else:
+            (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
+            made = PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
+        if adapted is not None:
+            attach(adapted.held, made)
+        return made
 
     def plain(self, weight: ProductWeight, bias: Tensor | None = None, *, stays: bool = True) -> Linear:
         """A product by torch, or by a kernel of a GPU. One that does not stay is put together with others."""

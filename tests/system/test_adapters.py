@@ -9,12 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from killed_workers import kill, wait_for_records
-from safetensors.torch import load_file
 from served import Served, launched
 from tiny_adapters import write_adapter
+from tiny_latent import write_tiny_deepseek
 
 from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.launcher.cli import cli
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 NAMES = ("base", "one", "two", "late")
@@ -31,11 +33,7 @@ SITES = (
 def adapters_of(model: Path, folder: Path) -> list[str]:
     """Write adapters for all linear layers of a model, one that tokens activate among them; return the launch's options
     for them."""
-    weights = {
-        name.removesuffix(".weight"): tensor.shape
-        for name, tensor in load_file(model / "model.safetensors").items()
-        if "_proj." in name
-    }
+    weights = adaptable_layers(read_config(model))
     words: list[str] = []
     for seed, name in enumerate(NAMES[1:]):
         torch.manual_seed(seed)
@@ -61,8 +59,18 @@ def answers(served: Served) -> dict[str, tuple[list[int], int]]:
     }
 
 
+@pytest.fixture(params=["dense", "mixture"])
+def any_model(request: pytest.FixtureRequest, tmp_path: Path, model: str) -> str:
+    """A dense model, or one whose experts have adapters too."""
+    if request.param == "dense":
+        return model
+    write_tiny_deepseek(tmp_path / "mixture", "bfloat16", by_kernels=True)
+    return str(tmp_path / "mixture")
+
+
 @pytest.mark.long
-def test_adapters_across_the_handoff_and_kills(tmp_path: Path, model: str) -> None:
+def test_adapters_across_the_handoff_and_kills(tmp_path: Path, any_model: str) -> None:
+    model = any_model
     adapters = adapters_of(Path(model), tmp_path)
     with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
         alone = answers(served)
@@ -90,7 +98,8 @@ def test_adapters_across_the_handoff_and_kills(tmp_path: Path, model: str) -> No
 
 
 @pytest.mark.long
-def test_ranks_divide_adapters(tmp_path: Path, model: str) -> None:
+def test_ranks_divide_adapters(tmp_path: Path, any_model: str) -> None:
+    model = any_model
     adapters = adapters_of(Path(model), tmp_path)
     with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
         alone = answers(served)

@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 21
+ABI = 22
 FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -30,7 +30,12 @@ class MatrixFields(ctypes.Structure):
 
 
 class AdapterFields(ctypes.Structure):
-    _fields_ = [("shrink", MatrixFields), ("expand", address), ("rank", integer), ("unused", integer)]
+    _fields_ = [
+        ("shrink", MatrixFields),
+        ("expand", address),
+        *((name, size) for name in ("shrink_apart", "expand_apart")),
+        *((name, integer) for name in ("rank", "unused")),
+    ]
 
 
 class AdaptersFields(ctypes.Structure):

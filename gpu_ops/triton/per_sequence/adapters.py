@@ -13,15 +13,10 @@ from torch import Tensor
 
 from pontil.gpu_ops.parameters.adapters import ROW_TILE
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
-from pontil.gpu_ops.triton.products import numbers_at
+from pontil.gpu_ops.triton.products import BLOCK_RANK, HEAD_FIELDS, PART_FIELDS, matrix_at, numbers_at
 
 TILE_FIELDS: tl.constexpr = tl.constexpr(3)
-PART_FIELDS: tl.constexpr = tl.constexpr(3)
-# Numbers of an adapter's row of the table before those of its parts.
-HEAD_FIELDS: tl.constexpr = tl.constexpr(2)
 BLOCK_FIELDS: tl.constexpr = tl.constexpr(4)
-# Ranks are padded to a multiple of this: a program multiplies so many of them at a time.
-BLOCK_RANK = 16
 # Outputs and inputs that a program takes at a time.
 BLOCK_OUTPUTS, BLOCK_INPUTS = 128, 128
 # The pieces that many inputs are divided into, and what many are. Programs of a tile share its ranks.
@@ -36,12 +31,6 @@ def rows_of_tile(order, tiles, tile, BLOCK_M: tl.constexpr):
     first, count, number = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
     places = first + tl.minimum(tl.arange(0, BLOCK_M), tl.maximum(count, 1) - 1)
     return places, tl.load(order + places).to(tl.int64), count, number.to(tl.int64)
-
-
-@triton.jit
-def matrix_at(address, like):
-    """A pointer to numbers of the same type as those of `like`. Every matrix begins at a multiple of 16 bytes."""
-    return tl.multiple_of(address, 16).to(tl.pointer_type(like.dtype.element_ty))
 
 
 # Not compiled anew for a number of rows: a row's bits would depend on it.

@@ -10,11 +10,18 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pontil.runtime.errors import AdapterError, ModelError
+from pontil.runtime.loaders.facts.adapter_layers import (
+    MOST_RANK,
+    AdapterSize,
+    BaseLayers,
+    LayerSize,
+    Stated,
+    has_all_experts,
+)
 from pontil.runtime.loaders.facts.form_choice import Stored
 from pontil.runtime.loaders.facts.json_fields import number, section, short
 from pontil.runtime.loaders.facts.layout import tensor_shapes
@@ -22,7 +29,6 @@ from pontil.runtime.loaders.facts.safetensors_header import header_size, header_
 from pontil.runtime.models.config import ModelConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MOST_RANK = 256
 MOST_BYTES = 2 << 30
 """The file of weights is read at once, so that its digest is that of the numbers."""
 MOST_CONFIG_BYTES = 1 << 20
@@ -31,19 +37,17 @@ INVOCATION = "alora_invocation_tokens"
 READ_BYTES = 1 << 20
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 PLAIN_KEY = re.compile(r"[\w.]+")
+ANY_BEFORE = r".*\."
+"""The beginning that PEFT itself writes into patterns, of names with this ending."""
 KIND_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-EXPERT = "expert"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-          "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # fmt: skip
+          "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "mlp.gate", "mlp.shared_expert_gate")  # fmt: skip
 """Layers that may be adapted, by the ends of their names."""
-FUSED = {".gate_up_proj": (".gate_proj", ".up_proj")}
-"""Layers of some models elsewhere that are several here."""
 # Fields of kinds that this version does not compute, and the kinds.
 UNSUPPORTED = {
     "use_dora": "is of the kind DoRA",
     "modules_to_save": "brings whole modules of its own (modules_to_save)",
     "trainable_token_indices": "brings tokens of its own (trainable_token_indices)",
-    "target_parameters": "adapts parameters that are no linear layers (target_parameters)",
     "lora_bias": "has biases of its own (lora_bias)",
     "fan_in_fan_out": "has transposed weights (fan_in_fan_out)",
     "megatron_config": "is divided as Megatron does",
@@ -52,24 +56,11 @@ UNSUPPORTED = {
 }
 
 
-class LayerSize(NamedTuple):
-    """The numbers of a linear layer."""
-
-    outputs: int
-    inputs: int
-
-
-class AdapterSize(NamedTuple):
-    """The numbers of one layer's adapter."""
-
-    rank: int
-    layer: LayerSize
-
-
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """The factors of an adapter's layers, and the ranks that its configuration states; those of single layers, or of
-    all with an ending of their name, in patterns. The tokens of its `invocation` activate it, if there are any."""
+    all with an ending of their name, in patterns. The tokens of its `invocation` activate it, if there are any. The
+    `version` of PEFT that saved it may be stated."""
 
     rank: int
     alpha: float
@@ -77,6 +68,7 @@ class Scaling:
     ranks: Mapping[str, Any]
     alphas: Mapping[str, Any]
     invocation: tuple[int, ...] = ()
+    version: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, directory: Path, config: bytes) -> Scaling:
@@ -95,12 +87,19 @@ class Scaling:
                 raise AdapterError(f"{directory} {what}: this version computes plain LoRA only")
         if data.get("bias", "none") != "none":
             raise AdapterError(f"{directory} has biases of its own (bias = {short(data['bias'])}): train it with none")
-        ranks, alphas = section(data, "rank_pattern"), section(data, "alpha_pattern")
+        ranks, alphas = (
+            {key.removeprefix(ANY_BEFORE): value for key, value in section(data, f"{name}_pattern").items()}
+            for name in ("rank", "alpha")
+        )
         for key in (*ranks, *alphas):
             if not PLAIN_KEY.fullmatch(key):
                 raise AdapterError(f"{path} has the pattern {short(key)}: this version reads names of layers only")
         factors = whole_rank(data, "r"), number(data, "lora_alpha"), bool(data.get("use_rslora")), ranks, alphas
-        return cls(*factors, read_invocation(data.get(INVOCATION), path))
+        return cls(*factors, read_invocation(data.get(INVOCATION), path), read_version(data.get("peft_version")))
+
+    @property
+    def stated(self) -> Stated:
+        return Stated(self.factor, self.version)
 
     def factor(self, name: str, rank: int) -> float:
         """Return what a layer's product is multiplied by. Raises AdapterError where the tensors have another rank than
@@ -122,6 +121,11 @@ def read_invocation(told: object, path: Path) -> tuple[int, ...]:
         says = f"{path} has {len(told)} tokens in {INVOCATION}"
         raise AdapterError(f"{says}: give 1 to {MOST_INVOCATION}, or leave it out for an adapter that is always in use")
     return tuple(told)
+
+
+def read_version(told: object) -> tuple[int, int] | None:
+    found = re.match(r"(\d{1,4})\.(\d{1,4})\b", told) if isinstance(told, str) else None
+    return found and (int(found[1]), int(found[2]))
 
 
 def key_for(pattern: Mapping[str, Any], name: str) -> str | None:
@@ -155,48 +159,15 @@ def adapter_size(directory: Path, name: str, shapes: Mapping[str, Sequence[int]]
     if len(shapes) != 2 or shapes["A"][0] != shapes["B"][1]:
         raise AdapterError(f"{directory} has no two matrices of one rank for {name:.200}: save it again")
     (rank, inputs), (outputs, _) = shapes["A"], shapes["B"]
-    if not 1 <= rank <= MOST_RANK:
+    if not 1 <= rank <= MOST_RANK and not has_all_experts(name):
         raise AdapterError(f"{directory} has rank {rank} for {name:.200}: this version computes 1 to {MOST_RANK}")
     return AdapterSize(rank, LayerSize(outputs, inputs))
-
-
-def own_layers(
-    sizes: Mapping[str, LayerSize], shapes: Mapping[str, LayerSize], source: object
-) -> Iterator[tuple[str, str, range]]:
-    """Yield for each of an adapter's layers this model's name of it, or of each of those that stand in it one after
-    the other, with their outputs there: (name, own name, outputs). Raise AdapterError unless all of them are of this
-    model, whose `shapes` are those of layers that may have adapters."""
-    for whole, (outputs, inputs) in sizes.items():
-        for name, part in parts_of(whole, outputs, shapes):
-            shape, found = shapes.get(name), LayerSize(len(part), inputs)
-            if EXPERT in name:
-                raise AdapterError(f"{source} adapts {name}: this version adapts attention and MLPs, and no experts")
-            if shape is None:
-                raise AdapterError(f"{source} adapts {name}, which this model does not have, or not as a linear layer")
-            if shape != found:
-                says = f"{source} is for another base: {name} has {found.inputs} inputs and {found.outputs} outputs"
-                raise AdapterError(f"{says} there, and {shape.inputs} and {shape.outputs} here")
-            yield whole, name, part
-
-
-def parts_of(name: str, outputs: int, shapes: Mapping[str, LayerSize]) -> list[tuple[str, range]]:
-    for whole, endings in FUSED.items():
-        names = [name.removesuffix(whole) + ending for ending in endings]
-        if name.endswith(whole) and all(part in shapes for part in names):
-            ends = [0, *accumulate(shapes[part].outputs for part in names)]
-            if ends[-1] == outputs:
-                return [(part, range(*rows)) for part, rows in zip(names, pairwise(ends), strict=True)]
-    return [(name, range(outputs))]
 
 
 def adaptable_layers(config: ModelConfig) -> dict[str, LayerSize]:
     """Return the linear layers of a model that may have adapters."""
     stems = {name.removesuffix(".weight"): shape for name, shape in tensor_shapes(config).items()}
-    return {
-        name: LayerSize(*shape)
-        for name, shape in stems.items()
-        if len(shape) == 2 and name.endswith(LINEAR) and EXPERT not in name
-    }
+    return {name: LayerSize(*shape) for name, shape in stems.items() if len(shape) == 2 and name.endswith(LINEAR)}
 
 
 class CheckedAdapter(NamedTuple):
@@ -216,7 +187,8 @@ def check_adapter(directory: Path, config: ModelConfig, source: str) -> CheckedA
         tensors = header_tensors(directory / WEIGHTS)
         sizes = adapter_sizes(directory, tensors)
         for name, one in sizes.items():
-            scaling.factor(name, one.rank)
+            if not has_all_experts(name):
+                scaling.factor(name, one.rank)
     except AdapterError:
         raise
     except ModelError as error:
@@ -224,7 +196,7 @@ def check_adapter(directory: Path, config: ModelConfig, source: str) -> CheckedA
     data_bytes = sum(math.prod(shape) * KIND_BYTES[kind] for shape, kind in tensors.values())
     if stored_bytes < header_size(directory / WEIGHTS) + data_bytes:
         raise AdapterError(f"{directory / WEIGHTS} is damaged or cut off: save it again")
-    for _ in own_layers({name: one.layer for name, one in sizes.items()}, adaptable_layers(config), source):
+    for _ in BaseLayers(adaptable_layers(config), config).cuts(sizes, source, scaling.stated):
         pass
     if (largest := max(scaling.invocation, default=0)) >= config.vocab_size:
         says = f"{source} is activated by the token {largest}, and the model has {config.vocab_size}"

@@ -17,39 +17,49 @@ from pontil.runtime.loaders.facts.adapter_facts import (
     CONFIG,
     MOST_CONFIG_BYTES,
     WEIGHTS,
-    LayerSize,
     Scaling,
     adapter_sizes,
     digest_of,
-    own_layers,
     read_whole,
 )
+from pontil.runtime.loaders.facts.adapter_layers import (
+    AdapterSize,
+    BaseLayers,
+    LayerCut,
+    LayerSize,
+    Stated,
+    has_all_experts,
+)
+from pontil.runtime.models.config import ModelConfig
 
 KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """The adapted linear layers by their names, and a digest of both files, in hexadecimal. The tokens of its
-    `invocation` activate it, if there are any."""
+    """The adapted linear layers by their names, and a digest of both files, in hexadecimal. Matrices of all experts of
+    a layer are as they are stored, and have no factor yet, which is `stated`. The tokens of its `invocation` activate
+    it, if there are any."""
 
     digest: str
     layers: Mapping[str, LowRank]
     invocation: tuple[int, ...] = ()
+    stated: Stated = Stated(lambda name, rank: 1.0)
 
     @property
     def nbytes(self) -> int:
         return sum(one.down.nbytes + one.up.nbytes for one in self.layers.values())
 
-    def own(self, shapes: Mapping[str, tuple[int, int]], source: object) -> dict[str, LowRank]:
+    def own(
+        self, shapes: Mapping[str, tuple[int, int]], source: object, config: ModelConfig | None = None
+    ) -> dict[str, LowRank]:
         """Return it by the names of a model's layers that may have adapters, (outputs, inputs) each, some of which may
         be parts of one elsewhere. Raise AdapterError unless all of its layers are among these."""
-        sizes = {name: LayerSize(len(one.up), one.down.shape[1]) for name, one in self.layers.items()}
-        model = {name: LayerSize(*shape) for name, shape in shapes.items()}
-        return {
-            own: self.layers[name].part(outputs, range(sizes[name].inputs))
-            for name, own, outputs in own_layers(sizes, model, source)
+        sizes = {
+            name: AdapterSize(one.rank, LayerSize(len(one.up), one.down.shape[1])) for name, one in self.layers.items()
         }
+        base = BaseLayers({name: LayerSize(*shape) for name, shape in shapes.items()}, config)
+        return {cut.own: part_of(self.layers[cut.name], cut) for cut in base.cuts(sizes, source, self.stated)}
 
 
 def read_adapter(directory: Path) -> PeftAdapter:
@@ -63,8 +73,9 @@ def read_adapter(directory: Path) -> PeftAdapter:
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise AdapterError(f"{directory} has in {name:.200} numbers that are not finite: save it again")
-    layers = {name: low_rank(tensors, name, scaling.factor(name, size.rank)) for name, size in sizes.items()}
-    return PeftAdapter(digest, layers, scaling.invocation)
+    factors = {name: 1.0 if has_all_experts(name) else scaling.factor(name, size.rank) for name, size in sizes.items()}
+    layers = {name: low_rank(tensors, name, factor) for name, factor in factors.items()}
+    return PeftAdapter(digest, layers, scaling.invocation, scaling.stated)
 
 
 def read_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
@@ -77,3 +88,14 @@ def read_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
 def low_rank(tensors: Mapping[str, torch.Tensor], name: str, factor: float) -> LowRank:
     down, up = (tensors[f"base_model.model.{name}.lora_{letter}.weight"].float() for letter in "AB")
     return LowRank(down.contiguous(), up * factor)
+
+
+def part_of(whole: LowRank, cut: LayerCut) -> LowRank:
+    """Return the part of a layer's adapter, or of one of all experts, that is a layer here."""
+    if not cut.experts:
+        return LowRank(whole.down, whole.up[cut.outputs])
+    rank = whole.rank // cut.experts
+    down, up = whole.down[cut.expert * rank : (cut.expert + 1) * rank], whole.up[:, cut.expert :: cut.experts]
+    if cut.swapped:
+        down, up = up.T, down.T
+    return LowRank(down, up[cut.outputs] * cut.factor)

@@ -70,7 +70,7 @@ class Decoder(ABC):
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
         weights.finish()
-        self.adapters = ModelAdapters(weights.row_adapters, weights.adapted)
+        self.adapters = ModelAdapters(weights.places.rows, weights.places.products, config)
         self.fused = [] if self.kernels is None else [self.fuse(block) for block in self.blocks]
         # The last layer is apart: only some of its rows are needed.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)

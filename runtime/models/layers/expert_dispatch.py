@@ -10,9 +10,9 @@ from torch import Tensor
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.products.experts import add_by_ratings
 
-# The results float32 [rows * per_token, hidden_size] of a rank's experts, for rows and what these have chosen. Those of
-# other experts are not set.
-OwnResults = Callable[[Tensor, Tensor], Tensor]
+# The results float32 [rows * per_token, hidden_size] of a rank's experts, for rows, what these have chosen, and which
+# rows of all these are. Those of other experts are not set.
+OwnResults = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ExpertDispatch:
@@ -72,7 +72,7 @@ class ExpertDispatch:
             for rows in (goes, choices.sum(1))
         )
         going, coming = goes[mine].T.nonzero()[:, 1], goes[:, rank].nonzero().view(-1)
-        made = compute(self.communicator.all_to_all(x[going], there.tolist()), chosen[coming])
+        made = compute(self.communicator.all_to_all(x[going], there.tolist()), chosen[coming], coming)
         here = holders[coming].view(-1) == rank
         arrived = self.communicator.all_to_all(made[here], back.T.tolist())
         results = arrived.new_zeros(len(x) * chosen.shape[1], x.shape[1])
@@ -84,7 +84,7 @@ class ExpertDispatch:
         device records: no row is sent, and every rank sends what it has of all results. `chosen` goes on behind the
         last row."""
         size, count = self.communicator.size, chosen[mine].numel()
-        made = compute(x, chosen[: len(x)])
+        made = compute(x, chosen[: len(x)], torch.arange(len(x), device=x.device))
         padded = F.pad(made, (0, 0, 0, size * count - len(made)))
         arrived = self.communicator.all_to_all(padded, [[count] * size] * size).view(size, count, -1)
         return arrived[chosen[mine].reshape(-1) // self.held, torch.arange(count, device=x.device)]

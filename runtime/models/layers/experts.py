@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,15 +12,18 @@ from pontil.gpu_ops.kernels.experts import ExpertHalf, OwnExperts, SharedHalf
 from pontil.gpu_ops.kernels.layer import GatedKind, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kernels.weights.structures import NOT_DISPATCHED, OWN_TILES, SHARES
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings, weights_of
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.products.routing import choose_experts
+from pontil.runtime.models.adapters import attach
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.layers.expert_dispatch import ExpertDispatch
 from pontil.runtime.models.layers.mlp import GatedMlp
-from pontil.runtime.models.partition import whole
+from pontil.runtime.models.partition import Split, whole
 from pontil.runtime.models.weights import Weights
 
 
@@ -32,7 +37,10 @@ class SharedExpert:
         self.gate: Product | None = None
         if config.gated:
             gate = f"{name}_gate.weight"
-            self.gate = weights.product(gate, lambda: (weights.read(gate, 1, hidden, dtype=torch.float32), None))
+            place = weights.places.of(hidden, ((f"{name}_gate", 1),), Split(), dtype=torch.float32)
+            self.gate = weights.product(
+                gate, lambda: (weights.read(gate, 1, hidden, dtype=torch.float32), None), adapted=place
+            )
 
     @property
     def linears(self) -> list[Product]:
@@ -71,7 +79,8 @@ class Experts:
             biased = config.routing.product_bias
             return weight, weights.read(prefix + "gate.bias", config.count, dtype=torch.float32) if biased else None
 
-        self.router = weights.product(prefix + "gate", router)
+        place = weights.places.of(hidden, ((f"{prefix}gate", config.count),), Split(), dtype=torch.float32)
+        self.router = weights.product(prefix + "gate", router, adapted=place)
         scored: Tensor | None = None
         if config.routing.bias:
             scored = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
@@ -92,11 +101,22 @@ class Experts:
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
                 weights.skip(f"{name}{part}_proj", *shape, bias=config.clamp is not None)
-        self.grouped = None if weights.device.type == "cpu" else weights.by_torch.experts(self.group())
+        # Data-parallel ranks do not know the adapters of each other's rows.
+        places = [] if self.takes_rows else weights.places.of_experts(prefix, config, hidden, self.own)
+        self.rows = weights.places.rows
+        self.rows_of_expert = weights.places.expert_rows if places else None
+        self.grouped: GroupedExperts | None = None
+        if weights.device.type != "cpu":
+            # Torch's product of all experts knows no adapters.
+            grouped = self.group([place.held for place in places if isinstance(place.held, DeviceAdapters)])
+            self.grouped = grouped if places else weights.by_torch.experts(grouped)
+        for number, expert in enumerate(self.experts if places else ()):
+            attach(places[0].held, expert.gate_up, number)
+            attach(places[1].held, expert.down.product, number)
         self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
-    def group(self) -> GroupedExperts:
-        """The experts' products together, in their place."""
+    def group(self, adapters: Sequence[DeviceAdapters]) -> GroupedExperts:
+        """The experts' products together, in their place, with these adapters, if they have places for some."""
         experts, self.experts = self.experts, []
         gate_up, down = (
             weights_of([one for one in some if isinstance(one, Linear)])
@@ -105,7 +125,7 @@ class Experts:
                 [expert.down.product for expert in experts],
             )
         )
-        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
+        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp, adapters)
 
     @property
     def linears(self) -> list[Product]:
@@ -148,20 +168,31 @@ class Experts:
         elsewhere = chosen // len(self.own) != self.partition.rank
         return add_by_ratings(results.masked_fill_(elsewhere.unsqueeze(-1), 0.0), ratings)
 
-    def own_results(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """The results of this rank's experts, float32 [rows * per_token, hidden_size]. Others are not set."""
-        return self.one_by_one(x, chosen) if self.grouped is None else self.grouped(x, chosen).flatten(0, 1)
+    def own_results(self, x: Tensor, chosen: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The results of this rank's experts, float32 [rows * per_token, hidden_size]. Others are not set. The adapters
+        of x are those of these `rows` of the model's tile, or of all of them."""
+        if self.grouped is not None:
+            return self.grouped(x, chosen).flatten(0, 1)
+        if rows is None:
+            return self.one_by_one(x, chosen, self.rows.of_tile(len(x)))
+        return self.one_by_one(x, chosen, self.rows.of_tile(int(rows.max()) + 1 if len(rows) else 0)[rows])
 
-    def one_by_one(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """Each expert's results in turn, float32 [rows * per_token, hidden_size]."""
+    def one_by_one(self, x: Tensor, chosen: Tensor, adapters: Tensor) -> Tensor:
+        """Each expert's results in turn, float32 [rows * per_token, hidden_size], for rows with these adapters."""
         order = chosen.view(-1).argsort(stable=True)
         counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
         results = x.new_empty(chosen.numel(), x.shape[1], dtype=torch.float32)
         parts = order.split(counts)[self.own.start : self.own.stop]
+        adapted = bool((adapters != NO_ADAPTER).any())
+        if self.rows_of_expert is not None and not adapted:
+            self.rows_of_expert.choose(())
         for expert, places in zip(self.experts, parts, strict=True):
             for part in places.split(GENERATED_ROWS):
                 if len(part):
-                    tile = x[part // self.config.per_token]
+                    rows = part // self.config.per_token
+                    tile = x[rows]
+                    if self.rows_of_expert is not None and adapted:
+                        self.rows_of_expert.choose(adapters[rows].tolist())
                     tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
                     results[part] = expert(tile)[: len(part)].float()
         return results

@@ -85,7 +85,7 @@ class AdapterReader:
 def make_adapter(adapters: ModelAdapters, directory: str, source: str) -> tuple[PeftAdapter, MadeAdapter]:
     """Read an adapter; return it, and how its model computes it. Raises AdapterError."""
     adapter = read_adapter(Path(directory))
-    own = adapter.own(adapters.shapes, source)
+    own = adapter.own(adapters.shapes, source, adapters.config)
     try:
         return adapter, adapters.made(own)
     except (MemoryError, RuntimeError) as error:

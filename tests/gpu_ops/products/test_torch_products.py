@@ -44,7 +44,13 @@ def floats(outputs: int, inputs: int, groups: int = 1) -> ScaledWeights:
 
 
 def one_by_one(
-    x: Tensor, chosen: Tensor, gate_up: DeviceWeights, down: DeviceWeights, first: int, clamp: Any = None
+    x: Tensor,
+    chosen: Tensor,
+    gate_up: DeviceWeights,
+    down: DeviceWeights,
+    first: int,
+    clamp: Any = None,
+    adapters: None = None,
 ) -> Tensor:
     """The results of Triton's kernels by torch: not rounded but for the activations."""
     out = torch.full((*chosen.shape, down.outputs), torch.nan)

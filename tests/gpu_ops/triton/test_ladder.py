@@ -23,7 +23,7 @@ TARGETS = ("sm_90a", "gfx942", "sm_80", "sm_100a")
 LARGEST = {
     "rms_norm-1x4096-bfloat16", "add_rms_norm-2x4096-bfloat16-bfloat16", "rotary-normed-part", "rotary-stored-normed",
     "gated-silu-1100-bfloat16", "product-real-fours-64-rows", "adapters-real-bfloat16", "experts-real-float4",
-    "recurrent-real-mamba2", "routing-one-group-best",
+    "adapters-experts-real", "recurrent-real-mamba2", "routing-one-group-best",
     "blocks-real", "rows-rounded-4x4096-bfloat16", "decode-deepseek-v3", "prompt-deepseek-v3", "draw-vocabulary-151936",
 }  # fmt: skip
 DEFAULT = {("sm_90a", name) for name in LARGEST} | {("gfx942", "decode-deepseek-v3")}

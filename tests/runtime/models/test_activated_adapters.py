@@ -135,7 +135,9 @@ def cells(ours: Rig, one: Sequence, end: int) -> list[bytes]:
     return [ours.storage.bytes[block].tobytes() for block in one.blocks[: end // ours.storage.layout.block_size]]
 
 
-@pytest.mark.parametrize(("name", "by_kernels"), by_default({("llama", True), ("llama", False)}, PAIRS))
+@pytest.mark.parametrize(
+    ("name", "by_kernels"), by_default({("llama", True), ("llama", False), ("deepseek_v3", True)}, PAIRS)
+)
 def test_the_model_and_its_adapters_share_what_is_before_the_start(
     name: str, by_kernels: bool, tmp_path: Path, library: KernelLibrary
 ) -> None:  # C16

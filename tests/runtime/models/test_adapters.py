@@ -10,14 +10,13 @@ import torch
 from architectures import NAMES, ROUND_SIZES, VOCAB, hugging_model, read_model
 from effort import by_default
 from tiny import drain, rig, sequence
-from tiny_adapters import DIGESTS, merge, random_layers, with_adapter
+from tiny_adapters import DIGESTS, logits_of, merge, random_layers, with_adapter
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.parameters.adapters import LowRank
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix, UsedAdapter
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.adapter_facts import adaptable_layers
 from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
@@ -31,15 +30,6 @@ PAIRS = [(name, fast) for name in NAMES for fast in (False, True)]
 @pytest.fixture(scope="module")
 def library() -> KernelLibrary:
     return kernels.opened()
-
-
-def logits(model: Model, adapter: int) -> torch.Tensor:
-    ours, one = rig(model), adapted(str(adapter), adapter)
-    ours.scheduler.add(one)
-    ours.scheduler.admit()
-    ours.scheduler.memory.grow(one, len(PROMPT))
-    (tile,) = Batch((Span(one, 0, len(PROMPT)),)).mixed_tiles()
-    return ours.runner.tiles.project(ours.runner.tiles.forward(plan_of(tile, [*range(tile.rows)], [], [])))
 
 
 def adapted(name: str, adapter: int, prompt: list[int] = PROMPT, max_tokens: int = 12) -> Sequence:
@@ -60,19 +50,19 @@ def test_logits_equal_those_of_merged_weights(
     for number, one in enumerate(layers):
         model.adapters.made(one).put(number)
     with torch.inference_mode():
-        plain = logits(model, -1)
+        plain = logits_of(model, -1, PROMPT)
         torch.testing.assert_close(plain, hugging(torch.tensor([PROMPT])).logits[0], atol=5e-4, rtol=1e-4)
         for number, one in enumerate(layers):
             merge(hugging, one)
             expected = hugging(torch.tensor([PROMPT])).logits[0]
-            torch.testing.assert_close(logits(model, number), expected, atol=5e-4, rtol=1e-4)
+            torch.testing.assert_close(logits_of(model, number, PROMPT), expected, atol=5e-4, rtol=1e-4)
             assert (expected - plain).abs().max() > 0.1
             merge(hugging, one, -1.0)
 
 
 @pytest.mark.parametrize(
     ("name", "by_kernels"),
-    by_default({("qwen2", True), ("deepseek_v3", True)}, PAIRS),
+    by_default({("qwen2", True), ("deepseek_v3", True), ("qwen3_moe", False)}, PAIRS),
 )
 def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     name: str, by_kernels: bool, tmp_path: Path, library: KernelLibrary
@@ -153,7 +143,7 @@ def test_an_adapter_that_peft_saved_is_computed_as_peft_merges_it(
         model = read_model(tmp_path, torch.float32, kernels=library if by_kernels else None)
         model.adapters.made(read_adapter(tmp_path / "adapter").own(model.adapters.shapes, "a test")).put(0)
         with torch.inference_mode():
-            found = logits(model, 0)
+            found = logits_of(model, 0, PROMPT)
             expected = tuned(torch.tensor([PROMPT])).logits[0]
             torch.testing.assert_close(found, expected, atol=5e-4, rtol=1e-4)
     merged = tuned.merge_and_unload()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_adapters import random_layers
 from torch import Tensor
 
 from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
@@ -30,7 +31,8 @@ BLOCK = 16
 @dataclass(frozen=True)
 class PromptRun:
     """A prompt that is computed in tiles of the sizes `cuts`, by the text model of a directory, or by the `talker` of
-    one that speaks. `quantization` is that of a worker."""
+    one that speaks. `quantization` is that of a worker. With `adapted_from` its rows have a random adapter from that
+    position on."""
 
     path: Path
     dtype: torch.dtype
@@ -42,6 +44,7 @@ class PromptRun:
     expert_parallel: bool = False
     data_parallel: bool = False
     all_rows: bool = True
+    adapted_from: int | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -78,6 +81,8 @@ def tile_runner(run: PromptRun, library: KernelLibrary | None, communicator: Com
         BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),
         library is not None, communicator.rank, communicator.size, config.kv_planes,
     )  # fmt: skip
+    if run.adapted_from is not None:
+        model.adapters.made(random_layers(model, 1)).put(0)
     return TileRunner(model, KVStorage(layout, len(run.ids) // BLOCK + 2, torch.device("cpu")))
 
 
@@ -86,7 +91,9 @@ def tiles_of(run: PromptRun) -> list[TilePlan]:
     for end, count in zip(accumulate(run.cuts), run.cuts, strict=True):
         # A prompt's first tiles draw nothing, and need no row of the last layer.
         wanted = list(range(count if run.all_rows or end == len(run.ids) else 0))
-        span = TileSpan(end - count, count, blocks)
+        start = run.adapted_from
+        adapter = {} if start is None or start >= end else {"adapter": 0, "adapted_from": start}
+        span = TileSpan(end - count, count, blocks, **adapter)
         tiles.append(TilePlan(False, run.ids[end - count : end], [span], wanted, [], wanted))
     return tiles
 

@@ -2,16 +2,20 @@
 """Adapters of several ranks in one step."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from ladder import Budget, KernelCase, Results
-from product_cases import drawn, tolerance_of
+from product_cases import TILES, drawn, tolerance_of, whole
 from torch import Tensor
 
+from pontil.gpu_ops.activation import clamped_swiglu, silu_and_mul
 from pontil.gpu_ops.kernels.tile import TileSpan, adapters_of_rows
 from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
 from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters, row_tiles
 from pontil.gpu_ops.products.device_adapters import DeviceAdapters
+from pontil.gpu_ops.products.experts import GroupedExperts
+from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 CPU = torch.device("cpu")
 # Of adapters by their numbers: the ranks of the product's parts, None where one leaves a part as it is.
@@ -109,6 +113,129 @@ def real(dtype: torch.dtype, budget: Budget) -> KernelCase:
     return KernelCase(f"adapters-real-{dtype}".replace("torch.", ""), call, budget=budget, interpreted=False)
 
 
+# Experts of which one is elsewhere, with parts of different ranks and one that an adapter leaves as it is.
+EXPERTS, PER_TOKEN, FIRST = 3, 2, 1
+EXPERT_RANKS: tuple[tuple[int | None, ...], ...] = ((5, 20, 3), (None, 16, None), (None, None, 24))
+
+
+def expert_part(number: int, place: int, outputs: int, inputs: int, dtype: torch.dtype) -> LowRank | None:
+    rank, seed = EXPERT_RANKS[number][place], 10 * number + place
+    if rank is None:
+        return None
+    down, up = drawn(seed, EXPERTS, rank, inputs) / inputs**0.5, drawn(seed + 5, EXPERTS, outputs, rank) / rank**0.5
+    return LowRank(down.to(dtype).float(), up.to(dtype).float())
+
+
+@dataclass(frozen=True)
+class AdaptedMixture:
+    """The experts of a layer with adapters, by kernels and by torch."""
+
+    dtype: torch.dtype
+    hidden: int = 72
+    inner: int = 40
+    clamp: tuple[float, float] | None = None
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        shapes = (2 * self.inner, self.hidden), (self.hidden, self.inner)
+        first, second = ((drawn(size, EXPERTS, size, ins) / ins**0.5).to(self.dtype) for size, ins in shapes)
+        return first, second
+
+    @property
+    def x(self) -> Tensor:
+        return drawn(1, len(NUMBERS), self.hidden).to(self.dtype)
+
+    @property
+    def choices(self) -> Tensor:
+        """More of one expert than a tile has rows, and some of experts that are elsewhere."""
+        others = whole(7, 0, 5, len(NUMBERS), 1)
+        return torch.cat((torch.where(whole(8, 0, 4, len(NUMBERS), 1) > 0, 2, others), (others + 1) % 5), 1)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [min(number, len(EXPERT_RANKS) - 1) for number in NUMBERS]
+
+    def parts(self, number: int) -> tuple[list[LowRank | None], list[LowRank | None]]:
+        sizes = (self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner)
+        gate, up, down = (expert_part(number, place, *size, self.dtype) for place, size in enumerate(sizes))
+        return [gate, up], [down]
+
+    def call(self, device: torch.device, rows: Sequence[int]) -> Tensor:
+        tile = RowAdapters(device)
+        held = [DeviceAdapters(tile, sizes, self.dtype, device) for sizes in ((self.inner, self.inner), (self.hidden,))]
+        for number in range(len(EXPERT_RANKS)):
+            for one, parts in zip(held, self.parts(number), strict=True):
+                one.made(parts).put(number)
+        tile.choose([self.numbers[row] for row in rows])
+        gate_up, down = (DeviceWeights(one.to(device)) for one in self.weights)
+        experts = GroupedExperts(gate_up, down, FIRST, self.clamp, held)
+        chosen = self.choices[list(rows)]
+        own = (chosen >= FIRST) & (chosen < FIRST + EXPERTS)
+        made = experts(self.x[list(rows)].to(device), chosen.to(device))
+        return torch.where(own.to(device).unsqueeze(-1), made, 0.0)
+
+    def expected(self) -> Tensor:
+        results = torch.zeros(len(NUMBERS), PER_TOKEN, self.hidden)
+        gate_ups, downs = self.weights
+        for row, places in enumerate(self.choices.tolist()):
+            number = self.numbers[row]
+            none: list[LowRank | None] = [None]
+            first, second = self.parts(number) if number != NO_ADAPTER else (2 * none, none)
+            for place, expert in enumerate(places):
+                at = expert - FIRST
+                if not 0 <= at < EXPERTS:
+                    continue
+                x = self.x[row : row + 1].float()
+                both = self.added(x @ gate_ups[at].float().T, x, first, at)
+                inside = silu_and_mul(both) if self.clamp is None else clamped_swiglu(both, *self.clamp)
+                inside = inside.to(self.dtype).float()
+                results[row, place] = self.added(inside @ downs[at].float().T, inside, second, at)[0]
+        return results
+
+    def added(self, made: Tensor, x: Tensor, parts: Sequence[LowRank | None], at: int) -> Tensor:
+        """The sums with what the adapters make of x, whose inner numbers are rounded as activations are."""
+        more = [
+            torch.zeros(1, made.shape[1] // len(parts))
+            if one is None
+            else (x @ one.down[at].T).to(self.dtype).float() @ one.up[at].T
+            for one in parts
+        ]
+        return made + torch.cat(more, 1)
+
+
+def of_experts(mixture: AdaptedMixture) -> KernelCase:
+    return KernelCase(
+        f"adapters-experts-{mixture.dtype}".replace("torch.", ""),
+        lambda device: (mixture.call(device, range(len(NUMBERS))),), lambda: (mixture.expected(),),
+        tolerance_of(mixture.dtype), compiled=False,
+    )  # fmt: skip
+
+
+def of_experts_alone() -> KernelCase:
+    """A row's results have the same bits in any company."""
+    mixture, some = AdaptedMixture(torch.float16), (3, 23, 1, 0, 2)
+    return KernelCase(
+        "adapters-experts-alone",
+        lambda device: (torch.cat([mixture.call(device, [row]) for row in some]),), tolerance=0, compiled=False,
+        whole=lambda device: (mixture.call(device, range(len(NUMBERS)))[list(some)],),
+    )  # fmt: skip
+
+
+def real_experts(dtype: torch.dtype, budget: Budget) -> KernelCase:
+    """A layer of a model of 30 billion weights."""
+
+    def call(device: torch.device) -> Results:
+        tile, sizes = RowAdapters(device), ((768, 768), (2048,))
+        tile.choose([0] * 32)
+        held = [DeviceAdapters(tile, size, dtype, device) for size in sizes]
+        shapes = (128, 1536, 2048), (128, 2048, 768)
+        gate_up, down = (DeviceWeights(torch.empty(*shape, dtype=dtype, device=device)) for shape in shapes)
+        x, chosen = torch.empty(32, 2048, dtype=dtype, device=device), torch.empty(32, 8, dtype=torch.int64)
+        return (GroupedExperts(gate_up, down, 0, None, held)(x, chosen.to(device)),)
+
+    return KernelCase("adapters-experts-real", call, budget=budget, interpreted=False)
+
+
 CASES = [
     mixed(torch.float32, 72),
     mixed(torch.float16, 136),
@@ -117,4 +244,8 @@ CASES = [
     alone(),
     real(torch.bfloat16, Budget(must_have={"nvidia": ("cp.async", "mma"), "amd": ("v_mfma",)})),
     real(torch.float32, Budget()),
+    of_experts(AdaptedMixture(torch.float32)),
+    of_experts(AdaptedMixture(torch.bfloat16, 64, 64, (1.702, 2.0))),
+    of_experts_alone(),
+    real_experts(torch.bfloat16, replace(TILES, registers=320)),
 ]

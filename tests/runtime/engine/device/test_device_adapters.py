@@ -8,13 +8,14 @@ import torch
 from architectures import ROUND_SIZES, hugging_model, read_model
 from host_device import HostLink, device_engine
 from pretend_device import PretendDevice
-from tiny import VOCAB, build, drain, layout_of, reference, rig, sequence
+from tiny import VOCAB, drain, layout_of, rig, sequence
 from tiny_adapters import random_layers, with_adapter
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.parameters.adapters import MOST_RANK, NO_ADAPTER, ROW_TILE
 from pontil.gpu_ops.products import device_adapters
 from pontil.gpu_ops.products.adapters import RowAdapters, row_tiles
+from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -24,7 +25,7 @@ from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.loaders.facts import adapter_facts
+from pontil.runtime.loaders.facts import adapter_layers
 from pontil.runtime.models.model import Model
 
 NUMBERS = (1, NO_ADAPTER, 0, 0, 1, NO_ADAPTER, 1)
@@ -50,8 +51,10 @@ def answers(engine: Engine, members: list[Sequence]) -> dict[str, list[int]]:
     return drain(engine)
 
 
-def test_recorded_steps_compute_each_row_with_its_own_adapter() -> None:
-    model = build(reference())
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_recorded_steps_compute_each_row_with_its_own_adapter(name: str, tmp_path: Path) -> None:
+    hugging_model(name).save_pretrained(tmp_path)
+    model = read_model(tmp_path)
     for number, rank in enumerate((4, 7)):
         model.adapters.made(random_layers(model, number + 1, rank)).put(number)
     expected = answers(rig(model, budget=64).engine, company())
@@ -89,12 +92,13 @@ def test_rows_are_found_again_by_the_reference() -> None:
     rows = RowAdapters()
     rows.choose([2, -1, 0, *[2] * 20])
     assert {number: own.tolist() for number, own in rows.groups} == {0: [2], 2: [0, *range(3, 23)]}
+    assert rows.of_tile(25).tolist() == [2, -1, 0, *[2] * 20, -1, -1] and rows.of_tile(3).tolist() == [2, -1, 0]
     rows.choose([])
-    assert rows.groups == []
+    assert rows.groups == [] and rows.of_tile(2).tolist() == [-1, -1]
 
 
 def test_a_device_has_room_for_every_rank_that_is_read() -> None:
-    assert MOST_RANK == adapter_facts.MOST_RANK
+    assert MOST_RANK == adapter_layers.MOST_RANK
 
 
 @pytest.fixture
@@ -104,8 +108,8 @@ def there(monkeypatch: pytest.MonkeyPatch) -> PretendDevice:
     return made
 
 
-def device_model(path: Path, there: PretendDevice) -> Model:
-    hugging_model("llama", ROUND_SIZES).save_pretrained(path)
+def device_model(path: Path, there: PretendDevice, name: str = "llama") -> Model:
+    hugging_model(name, ROUND_SIZES).save_pretrained(path)
     model: Model = read_model(path, torch.bfloat16, device=str(there.device), adapters=True)
     return model
 
@@ -139,6 +143,29 @@ def test_adapters_come_and_go_between_recorded_steps(there: PretendDevice, tmp_p
             launched = len(tape.kernels)
             assert tape.kernels == ["draw_kernel"][:launched] and (tape.to_device, tape.to_host) == (launched, launched)
         assert there.driver.replays == replays + 5
+
+
+def test_experts_have_two_kernels_more_in_recorded_steps(there: PretendDevice, tmp_path: Path) -> None:
+    """One for each product of all experts of a layer, whatever adapters there are; nothing is read meanwhile."""
+    with there:
+        model = device_model(tmp_path, there, "qwen3_moe")
+        engine, runner = engine_of(model, there)
+        with there.recording() as tape:
+            runner.record(runner.layers.shapes[-1:])
+        assert tape.kernels.count("shrink_experts_kernel") == 2 * model.config.num_layers
+        made = model.adapters.made(random_layers(model, 1))
+        made.put(0)
+        assert made.nbytes == sum(one.numbered[0].nbytes for one in held_by(model) if 0 in one.numbered)
+        engine.add(with_adapter(sequence("a", [3] * 20, 6), 0))
+        engine.step()
+        replays = there.driver.replays
+        while engine.has_work:
+            engine.step()
+        assert there.driver.replays == replays + 5
+
+
+def held_by(model: Model) -> list[DeviceAdapters]:
+    return [one.held for one in model.adapters.products if isinstance(one.held, DeviceAdapters)]
 
 
 def test_steps_of_a_worker_without_adapters_start_nothing_for_them(there: PretendDevice, tmp_path: Path) -> None:

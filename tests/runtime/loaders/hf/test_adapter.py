@@ -144,7 +144,8 @@ def test_an_adapter_of_another_model_is_refused() -> None:
     for layers, says in (
         ({DOWN: LAYERS[DOWN]}, "does not have"),
         ({QUERY: LAYERS[DOWN]}, "another base"),
-        ({"model.layers.0.mlp.experts.0.up_proj": LAYERS[DOWN]}, "no experts"),
+        ({"model.layers.0.mlp.experts.0.up_proj": LAYERS[DOWN]}, "does not have"),
+        ({"model.layers.0.mlp.experts": LAYERS[DOWN]}, "does not have"),
     ):
         with pytest.raises(AdapterError, match=says):
             PeftAdapter("", layers).own({QUERY: (10, 6)}, "adapter x")

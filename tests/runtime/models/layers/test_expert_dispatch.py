@@ -19,8 +19,9 @@ def results(x: Tensor, chosen: Tensor) -> Tensor:
     return (x.unsqueeze(1) * FACTORS[chosen]).flatten(0, 1)
 
 
-def own_results(rank: int, x: Tensor, chosen: Tensor) -> Tensor:
+def own_results(rank: int, x: Tensor, chosen: Tensor, rows: Tensor) -> Tensor:
     """Those of other ranks' experts are not set."""
+    assert len(rows) == len(x)
     return results(x, chosen).masked_fill((chosen.view(-1, 1) // HELD) != rank, torch.nan)
 
 
