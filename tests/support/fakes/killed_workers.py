@@ -2,6 +2,7 @@
 """Workers of a real launch that are killed, and the files in which their KV outlives them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,10 +40,10 @@ def recorded(link: Path) -> int:
         return len(records.all())
 
 
-def kill(served: Served, *names: str, rank: int = 0) -> None:
-    """Kill these workers, or a rank of them, and wait until others serve in their place."""
+def kill(served: Served, *names: str, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill these workers, or a rank of them, by this signal, and wait until others serve in their place."""
     before = {name: served.living(name).pid for name in names}
-    served.kill(*names, rank=rank)
+    served.kill(*names, rank=rank, number=number)
     for name, pid in before.items():
         served.living(name, after=pid)
     wait_for(served.is_ready, START_TIMEOUT, "readiness")
