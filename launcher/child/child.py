@@ -112,7 +112,6 @@ class Child:
         state = self.drain_state.value if idle else self.state.value
         row = {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
         row |= {} if plan.further_model is None else {"model": plan.further_model}
-        row |= {"goes_to_sleep": True} if self.sleeps else {}
         return row | ({"ranks": rank_rows(self)} if plan.followers else {})
 
     @property
@@ -161,7 +160,7 @@ class Child:
             self.group.send({"kind": "log_level", "level": level})
 
     def send_order(self) -> None:
-        order = {"kind": "role", "order": self.order, "role": self.plan.role}
+        order = {"kind": "role", "order": self.order, "role": self.plan.role, "sleeps": self.sleeps}
         for process in self.serving:
             process.send({**order, "drain": self.drain, "for_good": self.for_good})
 

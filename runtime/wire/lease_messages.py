@@ -9,6 +9,8 @@ EXTEND, RELEASE, RESUME, REFUND, LET_GO = "extend", "release", "resume", "refund
 MOVED = "another worker has it"
 # The reason of one whose lease no other worker took.
 DRAINS = "its worker drains, and no other one took it"
+# The reason of one whose worker drains since its model goes to sleep: none is left to take it.
+SLEEPS = "its model was put to sleep, as another one was asked for"
 # The reason of one that its worker held on to, when the proxy that bills it had ended it.
 SETTLED = "the proxy that bills it had ended it before"
 # The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.

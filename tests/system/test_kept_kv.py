@@ -58,7 +58,7 @@ def test_kv_outlives_a_worker_that_is_killed(tmp_path: Path, model: str) -> None
 
 @LONG
 def test_memory_with_which_a_worker_crashes_at_once_is_given_up(tmp_path: Path, model: str) -> None:
-    """Who is killed by somebody else leaves it to the next one, however soon."""
+    """A worker that somebody else kills leaves it to the next one, however soon."""
     with kept(tmp_path, model, "--role", "mixed") as served:
         expected, files = warm(served), files_of(served.process.pid, "pontil-kv")
         for _ in range(2):

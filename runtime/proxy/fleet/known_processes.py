@@ -69,11 +69,6 @@ class KnownProcesses:
         while len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
 
-    def sleeps(self, message: Hello) -> bool:
-        """Return whether the worker that said this is being put to sleep, or is asleep by now."""
-        rows = [row for row in self.rows if row.name == message.name]
-        return any(row.state == ASLEEP or bool(row.about.get("goes_to_sleep")) for row in rows)
-
     def is_late(self, message: Hello) -> bool:
         """Return whether the process that said this has ended, as a table has shown by now. One that lives, later or on
         another host, may have the same name and pid: it says Hello again, and is not late then."""

@@ -26,7 +26,7 @@ from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.routing.held_prefixes import MovingPrefixes
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
 
 LOG = logging.getLogger("pontil.proxy")
@@ -36,12 +36,11 @@ REMEMBERED = 4096
 ASKED, BESIDE = "prefix", "cache"
 # The device whose memory may outlive a worker: nobody waits for what a GPU had.
 HOST_DEVICE = "cpu"
-LEFT, DIED, GONE, NOT_FOUND, SLEEPS = (
+LEFT, DIED, GONE, NOT_FOUND = (
     "its worker left for good",
     "its worker ended, and no other process came in its place",
     "its worker does not hold it any more",
     "its worker ended, and its successor did not find all of it",
-    "its model was put to sleep, as another one was asked for",
 )
 
 
@@ -207,9 +206,7 @@ class FleetLeases:
         if view is None and message.proxy == self.incarnation and not self.has_billed(message.lease_id):
             view = self.see(message, worker)
         if view is not None and view.worker == message.sender:
-            # A worker that drains is not told why.
-            sleeps = message.reason == DRAINS and self.registry.processes.sleeps(worker.hello)
-            self.close(view, message.state, view.term.began + message.age, SLEEPS if sleeps else message.reason)
+            self.close(view, message.state, view.term.began + message.age, message.reason)
 
     def ended_before(self, message: LeaseState) -> None:
         """End a lease as the worker said with which it was lost: its last words may come after the news of its end."""

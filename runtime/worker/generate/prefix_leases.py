@@ -13,7 +13,18 @@ from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
-from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, REFUSED, RELEASE, RESUME, SETTLED
+from pontil.runtime.wire.lease_messages import (
+    DRAINS,
+    EXTEND,
+    LET_GO,
+    MOVED,
+    REFUND,
+    REFUSED,
+    RELEASE,
+    RESUME,
+    SETTLED,
+    SLEEPS,
+)  # fmt: skip
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
@@ -161,7 +172,7 @@ class PrefixLeases:
         elif order.action == RELEASE:
             self.book.release(order.lease_id, now)
         elif order.action == REFUND:
-            self.book.refund(order.lease_id, DRAINS if self.is_draining else SETTLED, now)
+            self.book.refund(order.lease_id, self.drains_since or SETTLED, now)
         elif order.action == LET_GO:
             held = self.book.leases.get(order.lease_id)
             if held is not None and held.moves < order.moves:
@@ -194,12 +205,15 @@ class PrefixLeases:
 
     def give_up(self, now: float) -> None:
         """Refund the leases of a worker that drains, and whose time for that is over."""
-        if self.book.leases and self.is_draining:
-            self.book.refund_all(DRAINS, now)
+        if self.book.leases and (reason := self.drains_since) is not None:
+            self.book.refund_all(reason, now)
 
     @property
-    def is_draining(self) -> bool:
-        return bool(self.links.links) and self.links.links[0].hello.draining
+    def drains_since(self) -> str | None:
+        """Return the reason of leases that end since their worker drains; None where it does not."""
+        if not self.links.links or not self.links.links[0].hello.draining:
+            return None
+        return SLEEPS if self.links.goes_to_sleep else DRAINS
 
     def tell(self, now: float) -> None:
         """Tell each proxy what changed, and a new one everything."""

@@ -137,7 +137,8 @@ class ProxyReachability:
 
 class ProxyLinks:
     """The links in the order of the proxies' endpoints. A message goes to the proxy that its `receiver` names; one for
-    a proxy that is gone is dropped. `times` reports where the time of attempts went."""
+    a proxy that is gone is dropped. `times` reports where the time of attempts went. The worker drains since its model
+    `goes_to_sleep`, if it does."""
 
     def __init__(self, links: Sequence[ProxyLink], sockets: Sequence[WorkerSocket] = ()) -> None:
         self.links, self.sockets = tuple(links), tuple(sockets)
@@ -146,6 +147,7 @@ class ProxyLinks:
         self.elsewhere = [one for one in reachable if one.is_elsewhere]
         self.times = TimesReporter(self.of)
         self.first_at: float | None = None
+        self.goes_to_sleep = False
         for link in self.links if self.only is None else ():
             # A step has rows of all proxies: one that accepts nothing holds up the others' requests too.
             link.patience = PATIENCE
@@ -249,7 +251,8 @@ class ProxyLinks:
         for link in self.links:
             link.limit_seats(seats)
 
-    def turn_to(self, role: str, draining: bool) -> None:
+    def turn_to(self, role: str, draining: bool, *, sleeps: bool = False) -> None:
+        self.goes_to_sleep = draining and sleeps
         for link in self.links:
             link.turn_to(role, draining)
 

@@ -31,12 +31,14 @@ class AssignedRole:
         self.reported = True
         self.leaves_for_good = False
 
-    def take(self, order: int, role: str, drain: float | None, now: float, *, for_good: bool = False) -> None:
-        """Accept an order. `drain` is None to serve new requests, else the seconds in which the present ones must
-        end."""
+    def take(
+        self, order: int, role: str, drain: float | None, now: float, *, for_good: bool = False, sleeps: bool = False
+    ) -> None:
+        """Accept an order. `drain` is None to serve new requests, else the seconds in which the present ones must end.
+        One that `sleeps` drains since its model goes to sleep."""
         self.order, self.reported, self.leaves_for_good = order, False, for_good
         self.deadline = None if drain is None else now + drain
-        self.link.turn_to(role, draining=drain is not None)
+        self.link.turn_to(role, draining=drain is not None, sleeps=sleeps)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether requests have to be moved. A drained worker has none but those with which an operator tries
@@ -82,8 +84,8 @@ class SupervisorCommands:
             return
         for command in self.pipe.take():
             if command.get("kind") == "role":
-                ends = command.get("for_good", False)
-                self.assigned_role.take(command["order"], command["role"], command["drain"], now, for_good=ends)
+                whys = {name: command.get(name, False) for name in ("for_good", "sleeps")}
+                self.assigned_role.take(command["order"], command["role"], command["drain"], now, **whys)
             elif command.get("kind") == "log_level":
                 logging.getLogger().setLevel(command["level"].upper())
             elif trial := self.trials.get(command.get("kind", "")):

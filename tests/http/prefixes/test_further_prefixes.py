@@ -16,6 +16,7 @@ from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.config.proxy_config import FurtherModel
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.lease_messages import SLEEPS
 from pontil.runtime.wire.messages import Message, PrefixDelta, Submit
 
 IDS = [40 + number % 50 for number in range(40)]
@@ -151,12 +152,9 @@ def test_a_lease_follows_its_prompt_within_its_model(made: ScriptedSite) -> None
 def test_a_model_that_is_put_to_sleep_refunds_its_leases(made: ScriptedSite, model: str) -> None:
     workers = {MODEL: leasing_worker(made), OTHER: of_other(made, "mixed:1")}
     names = {one: keep(made, one) for one in workers}
-    holder = workers[model]
-    row = {"name": holder.name, "role": "mixed", "pid": 7, "state": "draining", "device": "cpu", "goes_to_sleep": True}
-    made.loop.call_soon_threadsafe(made.proxy.registry.processes.take, [row])
-    holder.drain()
+    workers[model].drain(since=SLEEPS)
     eventually(lambda: shown(made, names[model])["state"] == "refunded", "the refund")
-    assert shown(made, names[model])["reason"] == "its model was put to sleep, as another one was asked for"
+    assert shown(made, names[model])["reason"] == SLEEPS
     (kept,) = names.keys() - {model}
     assert shown(made, names[kept])["state"] == "held"
 

@@ -273,9 +273,8 @@ def test_data_parallel_ranks_are_workers_that_get_all_orders() -> None:
         world.happen(("ready", rank))
     child, (first, second) = world.child, world.current
     child.assign("decode", 5.0)
-    assert (
-        first.told == second.told == [{"kind": "role", "order": 1, "role": "decode", "drain": 5.0, "for_good": False}]
-    )
+    order = {"kind": "role", "order": 1, "role": "decode", "drain": 5.0, "for_good": False, "sleeps": False}
+    assert first.told == second.told == [order]
     child.hear(first, [b"drained"], world.now)
     assert (child.obeys, child.drain_state) == (False, DrainState.DRAINING)
     child.hear(second, [b"working"], world.now)

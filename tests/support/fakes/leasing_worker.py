@@ -44,7 +44,7 @@ class LeasingWorker(ScriptedWorker):
 
     def ready(self, budget: int) -> "LeasingWorker":
         self.script, self.leases, self.orders = leasing, dict[str, KeptLease](), list[LeaseOrder]()
-        self.budget, self.remembers, self.pulls = budget, True, True
+        self.budget, self.remembers, self.pulls, self.drains_since = budget, True, True, DRAINS
         self.last_prompt: list[int] = []
         self.show_room()
         return self
@@ -105,12 +105,13 @@ class LeasingWorker(ScriptedWorker):
             del self.leases[order.lease_id]
             self.say(replace(self.now(kept), state="released", keys=b"", prompt=b""))
         elif kept is not None and order.action == REFUND:
-            self.refund(order.lease_id, DRAINS)
+            self.refund(order.lease_id, self.drains_since)
         elif kept is not None and order.action == LET_GO and kept.state.moves < order.moves:
             self.refund(order.lease_id, MOVED)
         self.show_room()
 
-    def drain(self) -> None:
+    def drain(self, since: str = DRAINS) -> None:
+        self.drains_since = since
         self.say(RoleChange(self.incarnation, self.proxy, self.role, draining=True))
 
     def refund(self, name: str, reason: str) -> None:

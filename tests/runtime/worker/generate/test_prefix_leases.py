@@ -15,7 +15,7 @@ from workers import ScriptedProxy, greedy, open_worker, prompt
 
 from pontil.runtime.cache.adaptation import NOT_ADAPTED
 from pontil.runtime.cache.leases.lease import LeasedPrompt, LeaseTerm, PrefixLease
-from pontil.runtime.wire.lease_messages import EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME
+from pontil.runtime.wire.lease_messages import DRAINS, EXTEND, LET_GO, MOVED, REFUND, RELEASE, RESUME, SLEEPS
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Message, Submit, Tokens
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
@@ -202,15 +202,16 @@ def test_a_lease_of_which_blocks_are_lost_is_refused_with_the_figure(place: Work
     assert place.proxy.leases[-1].reason == "only 0 of 64 tokens are here"
 
 
-def test_a_worker_that_drains_keeps_its_leases_until_they_have_moved(place: WorkerPlace) -> None:
+@pytest.mark.parametrize("since", [DRAINS, SLEEPS])
+def test_a_worker_that_drains_keeps_its_leases_until_they_have_moved(place: WorkerPlace, since: str) -> None:
     worker = place.start(**ROOM)
     ask(place, "leased", LONG, lease=lease())
-    worker.link.turn_to("mixed", draining=True)
+    worker.assigned_role.take(1, "mixed", 60.0, time.monotonic(), sleeps=since == SLEEPS)
     place.proxy.turn_until(lambda: worker.link.is_known)
     assert not worker.workload.outlook().is_idle and states(place.proxy) == ["held"]
     order(place, REFUND)
     place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
-    assert place.proxy.leases[-1].reason == "its worker drains, and no other one took it"
+    assert place.proxy.leases[-1].reason == since
     assert worker.workload.outlook().is_idle and not worker.leases.book.pins
 
 
