@@ -16,7 +16,7 @@ PLANTED = {
     "adapters-share-a-number": (26, "every_row_has_its_adapter"),
     "adapters-wait-for-each-other": (28, "adapters_are_answered"),
     "new-proxy-goes-by-names-of-the-launch": (78, "no_answer_is_of_another_adapter"),
-    "pullers-keep-their-adapters": (6, "adapters_are_answered"),
+    "pullers-keep-their-adapters": (7, "adapters_are_answered"),
     "restarted-worker-is-not-told-adapters": (1, "all_know_the_same_adapters"),
     "unloaded-adapter-stays-in-memory": (1, "unloaded_adapters_are_in_no_memory"),
 }
