@@ -36,15 +36,15 @@ class PartTimes:
 @dataclass(slots=True, eq=False)
 class WorkTimes:
     """Times of one attempt on one worker. It was `scheduled`, its prompt computed in `chunks` (tokens), its KV fetched
-    in `pulls` (blocks, bytes). A prompt that is handed over was `computed`, and `verified` by the other worker. `first`
-    and `last` are those of its tokens."""
+    in `pulls` (blocks, bytes). A prompt that is handed over was `computed`, and `released` once the other worker
+    had it, or was over with it. `first` and `last` are those of its tokens."""
 
     chunks: PartTimes = field(default_factory=PartTimes)
     pulls: PartTimes = field(default_factory=PartTimes)
     preempted: list[float] = field(default_factory=list)
     scheduled: float | None = None
     computed: float | None = None
-    verified: float | None = None
+    released: float | None = None
     first: float | None = None
     last: float | None = None
 

@@ -6,6 +6,7 @@ were handed over stay in this pool, under a lease, until the decode worker sends
 state table how a transfer ends; this side carries out its actions, and keeps the engine and the proxy informed.
 """
 
+import time
 from collections import abc
 from dataclasses import dataclass, field, replace
 
@@ -121,8 +122,6 @@ class PrefillSide:
             self.drop(message.transfer_id, now)
         else:
             event = SendEvent.FETCHED if isinstance(message, Fetched) else SendEvent.RENEWED
-            if event is SendEvent.FETCHED and message.transfer_id in self.jobs.held:
-                self.jobs.held[message.transfer_id].times.verified = now
             self.kv_sender.heard(message.transfer_id, message.epoch, event, now)
 
     def answer(self, greet: Greet) -> Greeting:
@@ -244,7 +243,7 @@ class PrefillSide:
                 self.kv_sender.release(sent.transfer_id, SendEvent.DROPPED, now, "unreachable")
 
     def free_blocks(self, sent: SendTransfer) -> None:
-        if request := self.jobs.end(sent):
+        if request := self.jobs.end(sent, time.monotonic()):
             self.over.append(request)
 
     def withdraw(self, sent: SendTransfer, finished: bool) -> None:

@@ -70,13 +70,15 @@ class PrefillJobs:
         self.held[job.sent.transfer_id] = job.request
         return sequence.blocks
 
-    def end(self, sent: SendTransfer) -> WorkerRequest | None:
+    def end(self, sent: SendTransfer, now: float) -> WorkerRequest | None:
         """Free the blocks of a transfer that ends. Return its request if that is over with it; else it failed before,
         and was told of."""
         job = self.of(sent.transfer_id)
         if job is None:
             self.machine.pool.release(sent.blocks)
-            return self.held.pop(sent.transfer_id)
+            request = self.held.pop(sent.transfer_id)
+            request.times.released = now
+            return request
         del self.open[job.request.key]
         self.machine.engine.end(job.request.key, FinishReason.ABORTED)
         for first in job.firsts:

@@ -331,16 +331,15 @@ class Worker(Workload):
 
     def cancel(self, request: WorkerRequest, now: float, failure: Failure | None = None) -> None:
         """End an attempt in any state; a failure is reported to the proxy."""
-        self.requests.end(request.key, failure)
         waited = self.grammars.cancel(request) or self.adapters.loads.cancel(request)
-        if waited and not request.hands_over:
-            return
-        if request.submit.transfer_id is None:
-            self.machine.engine.end(request.key, FinishReason.ABORTED)
-        elif request.hands_over:
+        if request.hands_over:
             self.prefill.cancel(request, now)
-        else:
+        elif request.submit.transfer_id is not None and not waited:
             self.decode.cancel(request, now)
+        elif not waited:
+            self.machine.engine.end(request.key, FinishReason.ABORTED)
+        # Once nothing is held for it: its times say until when that was.
+        self.requests.end(request.key, failure)
 
     def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:
         dropped = [request for request in self.requests.values() if proxy is None or request.proxy == proxy]

@@ -75,8 +75,8 @@ def report(message: AttemptTimes, arrived: float, times: WorkTimes) -> AttemptTi
     def since(at: float | None) -> float | None:
         return None if at is None else between(at - arrived, age)
 
-    computed, verified = since(times.computed), since(times.verified)
-    handoff = [] if computed is None or verified is None else [computed, max(computed, verified)]
+    computed, released = since(times.computed), since(times.released)
+    handoff = [] if computed is None or released is None else [computed, max(computed, released)]
     return replace(
         message,
         scheduled=since(times.scheduled),

@@ -92,6 +92,19 @@ def test_a_cancelled_request_tells_of_what_it_had(told: ScriptedProxy, pair: Pai
     assert sum(of(told, pair[0], "a").chunks[2::CHUNK]) == 70
 
 
+def test_a_handoff_lasts_until_its_blocks_are_let_go(told: ScriptedProxy, pair: Pair) -> None:
+    """The end of an answer comes from the proxy, that of a pull from the decode worker: either may be first."""
+    prefill, decode = pair
+    told.submit_pair(prefill, decode, "a", prompt(200), drawn(300))
+    told.turn_until(lambda: bool(prefill.prefill.jobs.held))
+    told.cancel(prefill, "a")
+    told.turn_until(lambda: bool(told.times))
+    one = of(told, prefill, "a")
+    assert len(one.handoff) == 2 and one.chunks[-2] <= one.handoff[0] <= one.handoff[1] <= one.age
+    told.cancel(decode, "a")
+    everyone_clean(told)
+
+
 def test_a_preempted_sequence_tells_when_it_lost_its_blocks(told: ScriptedProxy, model: Path, tmp_path: Path) -> None:
     worker = open_worker(model, tmp_path, "mixed:0", "mixed", kv_cache_memory=160 << 10, max_num_seqs=4)
     told.admit(worker)
