@@ -46,9 +46,9 @@ def with_adapter(one: EngineSequence, number: int, start: int = 0) -> EngineSequ
     return one
 
 
-def logits_of(model: Model, number: int, prompt: list[int]) -> Tensor:
-    """Return the logits of all positions of a prompt that is computed with the adapter of a number."""
-    ours, one = rig(model), with_adapter(sequence(f"{number}", prompt, 12), number)
+def logits_of(model: Model, number: int, prompt: list[int], start: int = 0) -> Tensor:
+    """Return the logits of all positions of a prompt that is computed with the adapter of a number, from one on."""
+    ours, one = rig(model), with_adapter(sequence(f"{number}", prompt, 12), number, start)
     ours.scheduler.add(one)
     ours.scheduler.admit()
     ours.scheduler.memory.grow(one, len(prompt))
