@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two workers with adapters of experts, or of recurrent layers: the tokens of one worker alone, in any company."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_latent import write_tiny_deepseek
 from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
+from pontil.runtime.models.config import ModelConfig
+
 PARAMS, PROMPT, START = drawn(10), prompt(300), 137
 # Without an adapter, with one, with another one, and with that from a position on.
 ASKED = {"plain": ("", 0), "one": ("one", 0), "two": ("two", 0), "late": ("two", START)}
-MODELS = {
+MODELS: dict[str, Callable[[Path], ModelConfig]] = {
     "mixture": partial(write_tiny_deepseek, by_kernels=False),
     "mixture by kernels": partial(write_tiny_deepseek, by_kernels=True),
     "hybrid by kernels": write_tiny_hybrid,
