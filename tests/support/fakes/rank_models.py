@@ -32,7 +32,7 @@ BLOCK = 16
 class PromptRun:
     """A prompt that is computed in tiles of the sizes `cuts`, by the text model of a directory, or by the `talker` of
     one that speaks. `quantization` is that of a worker. With `adapted_from` its rows have a random adapter from that
-    position on."""
+    position on, also of experts if they may have some."""
 
     path: Path
     dtype: torch.dtype
@@ -45,6 +45,7 @@ class PromptRun:
     data_parallel: bool = False
     all_rows: bool = True
     adapted_from: int | None = None
+    adapted_experts: bool = True
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -80,7 +81,7 @@ def tile_runner(run: PromptRun, library: KernelLibrary | None, communicator: Com
     cells = str(dtype).removeprefix("torch.")
     layout = layout_for(config, BLOCK, cells, library is not None, communicator.rank, communicator.size)
     if run.adapted_from is not None:
-        model.adapters.made(random_layers(model, 1)).put(0)
+        model.adapters.made(random_layers(model, 1, experts=run.adapted_experts)).put(0)
     return TileRunner(model, KVStorage(layout, len(run.ids) // BLOCK + 2, torch.device("cpu")))
 
 
