@@ -99,12 +99,16 @@ class CostedRunner:
         sampled = list[Sampled]()
         for span in batch.spans:
             if span.samples:
-                sampled += [self.sampled(span, choice) for choice in span.sequence.choices]
+                for choice in span.sequence.choices:
+                    sampled.append(self.sampled(span, choice))
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
         self.compute(PROMPT if work.tokens else DECODE, alone)
-        self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
+        # As all but the available ones, without two calls.
+        owned = len(self.pool.owners) + self.pool.credits
+        if owned > self.most_blocks:
+            self.most_blocks = owned
         return sampled
 
     def compute(self, kind: str, alone: float) -> None:
@@ -114,6 +118,8 @@ class CostedRunner:
         self.busy += seconds
 
     def sampled(self, span: Span, choice: int) -> Sampled:
+        if not span.drafts:
+            return Sampled(span.sequence, choice, [TOKEN], 1, [], 0)
         guessed, right = len(span.drafts), 0
         while right < guessed and self.chance.random() < self.model.accepted:
             right += 1
