@@ -46,7 +46,7 @@ class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
     `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has tiers of
     so many blocks, and makes so many guesses at a time, of which the next one is right with this chance; the profile's
-    draft model makes them if it `drafts`."""
+    draft model makes them if it `drafts`. A plan of several profiles has a model of each, which its `kind` names."""
 
     profile: DeviceProfile
     costs: StepCosts
@@ -58,6 +58,7 @@ class PlannedModel:
     guesses: int = 0
     accepted: float = 0.0
     drafts: bool = False
+    kind: str = ""
 
     def blocks_of(self, role: str) -> int:
         """Return the blocks of a worker: one that decodes has as many of its draft model in the same memory."""
