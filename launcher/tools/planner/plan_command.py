@@ -95,8 +95,7 @@ def plan(files: Sequence[str], model: str | None, replay: bool, **given: Any) ->
     install()
     profiles = profiles_of(files, model)
     if replay:
-        (profile,) = profiles.values()
-        click.echo(json.dumps(replayed_loads(profile)))
+        click.echo(json.dumps(replayed_loads(next(iter(profiles.values())))))
         return 0
     return predict(profiles, given)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of workers of a plan: one for each profile, by name, and options that say something of each."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,14 +28,20 @@ class OfEachProfile(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str) or ":" not in value:
-            return self.number.convert(value, param, ctx)
+            return self.finite(value, param, ctx)
         found = dict[str, Any]()
         for item in value.split(","):
             name, _, number = item.strip().partition(":")
             if not NAME.fullmatch(name) or name in found:
                 self.fail(f"{value!r:.60} is no list like big:1,small:2, with each profile once.", param, ctx)
-            found[name] = self.number.convert(number, param, ctx)
+            found[name] = self.finite(number, param, ctx)
         return found
+
+    def finite(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = self.number.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r:.60} is no number to count with.", param, ctx)
+        return number
 
 
 def profiles_of(files: Sequence[str], model: str | None) -> "dict[str, DeviceProfile]":
