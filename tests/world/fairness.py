@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from clients import ClientTry
 from greedy_tenants import IN_A_MINUTE, MOST_AT_ONCE
+from releases import is_bound
 from served_proxy import ProxyProcess
 from site_plan import CALLERS, LIMITED, MODEST
 from supervised_site import SupervisedSite
@@ -64,12 +65,14 @@ class IdleWorkers:
 def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator[tuple[str, WorkerProcess]]:
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
-    queues = [(key, group.queue) for key, group in process.proxy.admissions.by_group.items()]
-    firsts = [(key, one) for key, queue in queues for one in queue.waiting.heads() if one.id in queue.costs]
+    orders = [(key, admission.order) for key, admission in process.proxy.admissions.by_group.items()]
+    firsts = [(key, one) for key, order in orders for one in order.heads()]
     heads = [(key, one) for key, one in firsts if has_seats(process, one)]
     workers = site.all_workers if heads else []
     for key, request in heads:
-        known = process.proxy.registry.of(key).serving(request.release)
+        group = process.proxy.registry.of(key)
+        stays = is_bound(request) or request.release in group.current.releases
+        known = group.serving(request.release if stays else None)
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}
         for one in workers:
             # Behind a silent link it has done what the proxy has yet to hear of.
