@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from clients import ClientTry
 from greedy_tenants import IN_A_MINUTE, MOST_AT_ONCE
+from kinds import those_of
 from releases import is_bound
 from served_proxy import ProxyProcess
 from site_plan import CALLERS, LIMITED, MODEST
@@ -21,6 +22,7 @@ from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -77,8 +79,14 @@ def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator
         for one in workers:
             # Behind a silent link it has done what the proxy has yet to hear of.
             is_heard = not process.world.network.is_silent(process.name, one.name)
-            if one.stopped_at is None and not one.has_requests and one.name in usable and is_heard:
+            if one.name in usable and not one.has_requests and is_heard and goes_on(site, one):
                 yield request.id, one
+
+
+def goes_on(site: SupervisedSite, worker: WorkerProcess) -> bool:
+    """Return whether a worker is not stopped, and no other rank that it meets in each of its steps."""
+    ranks = [those_of(WorldProcess, [one.process for one in child.processes]) for child in site.children]
+    return all(one.alive and one.stopped_at is None for each in ranks if worker in each for one in each)
 
 
 def has_seats(process: ProxyProcess, request: Request) -> bool:
