@@ -39,6 +39,16 @@ class OtherAdapter(RequestError):
         super().__init__(message, status=self.STATUS, param="model", code="adapter_changed")
 
 
+class OtherModel(RequestError):
+    """A request that an operator sends again to one worker, and that is of another model than that one has: HTTP
+    421, by which nothing else is refused."""
+
+    STATUS = 421
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=self.STATUS, param="model", code="other_model")
+
+
 class Unavailable(PontilError):
     """The request was good but cannot be served now (no worker, overload, a worker died): HTTP 503. `retry_after` is in
     seconds, None where it is not known."""

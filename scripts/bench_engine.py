@@ -65,7 +65,7 @@ import app  # noqa: E402, F401
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
 from pontil.gpu_ops.kernels.lent_cores import LentCores  # noqa: E402
 from pontil.gpu_ops.kernels.library import KernelLibrary  # noqa: E402
-from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype  # noqa: E402
+from pontil.runtime.cache.layout import choose_kv_dtype, layout_for  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
@@ -119,9 +119,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
     int8 = library is not None and arguments.quantization == "int8"
     model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, Packing.of(library, int8)))
     cells = choose_kv_dtype(arguments.kv_cache_dtype, arguments.dtype)
-    layout = KVLayout(
-        16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes
-    )
+    layout = layout_for(config, 16, cells, library is not None)
     longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
     seats = 1 if arguments.contexts else max(*arguments.rows, MANY)
     blocks = seats * layout.blocks_for(longest) + 1

@@ -21,9 +21,9 @@ from pontil.runtime.wire.simulated.install import install  # noqa: E402
 # Before anything else of pontil is imported that keeps a clock.
 install()
 
-from pontil.launcher.tools.planner.plan_command import plan, profile_of  # noqa: E402
+from pontil.launcher.tools.planner.plan_command import named_workers, plan  # noqa: E402
 from pontil.launcher.tools.planner.prediction import Predictor  # noqa: E402
-from pontil.runtime.planner.planned_site import PlannedTopology  # noqa: E402
+from pontil.launcher.tools.planner.profile_kinds import profiles_of  # noqa: E402
 
 MIXED, PAIR, PAIRS = "--mixed 1", "--prefill 1 --decode 1 --disagg always", "--prefill 2 --decode 2 --disagg always"
 SHORT, LONG = "--prompt-tokens 64 --output-tokens 96", "--prompt-tokens 512 --output-tokens 32"
@@ -42,14 +42,16 @@ LOADS = {
 def options(words: list[str]) -> dict[str, Any]:
     """Return the options of a command line, as `plan` gets them."""
     with plan.make_context("plan", words) as context:
-        return {name: value for name, value in context.params.items() if name not in ("file", "model", "replay")}
+        return {name: value for name, value in context.params.items() if name not in ("files", "model", "replay")}
 
 
 def measure(profile: Path, load: str) -> float:
     """Return the tokens of a second of processor time."""
     given = options(["--profile", str(profile), *load.split()])
-    predictor = Predictor(profile_of(profile, None), given)
-    topology = PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"])
+    profiles = profiles_of([str(profile)], None)
+    predictor, workers = Predictor(profiles, given), named_workers(given, list(profiles))
+    assert workers is not None, "each load names its workers"
+    topology = predictor.topology(workers)
     began = time.thread_time()
     (row,) = predictor.rows(topology)
     return float(row["output_tokens"] / (time.thread_time() - began))

@@ -230,8 +230,9 @@ static void recurrent_half(Context& context, const RecurrentHalf& half, const Ti
     const size_t stride = padded(half.in.outputs, GROUP), cells = size_t(half.out.words) * T::PER_WORD;
     const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.in.words);
     float* made = context.wide.take<float>(rows * stride);
+    const Finished<T> finished(context, half.in, x, rows, tile.adapters);
     multiply<T>(context, half.in, x, rows, [&](int row, int output, float* sums) {
-        add_bias(half.in, output, sums);
+        finished(row, output, sums);
         memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
     });
     keep_rows(half, tile, made, stride);

@@ -13,6 +13,8 @@ NO_ADAPTER = -1
 MOST_RANK = 256
 ROW_TILE = 16
 """Rows of one adapter that a device multiplies together."""
+RANK_PAIR = 2
+"""Ranks whose products a CPU may add at once."""
 RANK_STEP = 16
 """Ranks that a device multiplies together."""
 MOST_NUMBERS = 2048
@@ -31,18 +33,19 @@ class LowRank:
     def rank(self) -> int:
         return self.down.shape[-2]
 
-    def part(self, outputs: range, inputs: range) -> "LowRank":
-        """The part of it for some outputs and inputs of the product."""
-        return LowRank(self.down[..., inputs.start : inputs.stop], self.up[..., outputs.start : outputs.stop, :])
+    def part(self, outputs: range | Tensor, inputs: range) -> "LowRank":
+        """The part of it for some outputs, in their order, and some inputs of the product."""
+        rows = slice(outputs.start, outputs.stop) if isinstance(outputs, range) else outputs
+        return LowRank(self.down[..., inputs.start : inputs.stop], self.up[..., rows, :])
 
     def of(self, place: int) -> "LowRank":
         """The one of one of equal products."""
         return LowRank(self.down[place], self.up[place])
 
-    def padded(self, step: int) -> "LowRank":
-        """The same with a rank that is a multiple of `step`."""
-        more = -self.rank % step
-        return LowRank(pad(self.down, (0, 0, 0, more)), pad(self.up, (0, more)))
+    def padded(self, step: int, outputs: int = 1) -> "LowRank":
+        """The same with a rank that is a multiple of `step`, and outputs that are one of `outputs`."""
+        more, behind = -self.rank % step, -self.up.shape[-2] % outputs
+        return LowRank(pad(self.down, (0, 0, 0, more)), pad(self.up, (0, more, 0, behind)))
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +65,19 @@ def stacked(parts: Sequence[LowRank | None]) -> LowRank | None:
         if part is not None:
             down[place, : part.rank], up[place, :, : part.rank] = part.down, part.up
     return LowRank(down, up)
+
+
+def joined(parts: Sequence[tuple[LowRank | None, int]]) -> LowRank | None:
+    """One adapter of products whose outputs are stacked, so many each, from the adapters of these; None if none has
+    one. Each of several has ranks of its own, a whole number of pairs, which are zeros for the outputs of the others:
+    so sums have the bits that they have alone."""
+    (first, _), *more = parts
+    given = [None if part is None else part.padded(RANK_PAIR) for part, _ in parts]
+    downs = [part.down for part in given if part is not None]
+    if not more or not downs:
+        return first
+    ups = [torch.zeros(size, 0) if one is None else one.up for one, (_, size) in zip(given, parts, strict=True)]
+    return LowRank(torch.cat(downs), torch.block_diag(*ups))
 
 
 @dataclass(frozen=True, slots=True)

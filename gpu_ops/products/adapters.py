@@ -14,6 +14,8 @@ from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, ROW_TILE, LowRank, Ma
 from pontil.gpu_ops.products.full_tiles import in_full_tiles
 
 CPU = torch.device("cpu")
+OUTPUTS = 16
+"""The library adds up fewer outputs in another order, so that ranks with a part of them would have other bits."""
 Numbers = NDArray[np.int32]
 
 
@@ -93,8 +95,9 @@ class ProductAdapters:
 
     def made(self, parts: Sequence[LowRank | None], arena: object = None) -> MadeAdapter:
         """Lay out an adapter's parts; None for a part that it leaves as it is."""
+        padded = [None if part is None else part.padded(1, OUTPUTS) for part in parts]
         nbytes = sum(part.nbytes for part in parts if part is not None)
-        return MadeAdapter(nbytes, lambda number: self.numbered.update({number: parts}))
+        return MadeAdapter(nbytes, lambda number: self.numbered.update({number: padded}))
 
     def remove(self, number: int) -> None:
         self.numbered.pop(number, None)
@@ -108,7 +111,7 @@ class ProductAdapters:
                 if part is not None:
                     one = part if place is None else part.of(place)
                     added = in_full_tiles(partial(low_rank, one=one), x[rows].float())
-                    made[rows, start : start + width] += added.to(made.dtype)
+                    made[rows, start : start + width] += added[:, :width].to(made.dtype)
                 start += width
         return made
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from pontil.runtime.config.proxy_config import FurtherModel, ProxyConfig
-from pontil.runtime.errors import OtherAdapter, RequestError, Unavailable
+from pontil.runtime.errors import OtherAdapter, OtherModel, RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
@@ -59,11 +59,22 @@ class ServedModel:
         adapter = None if name is None or name == self.name else self.adapter_of(name, replay)
         if replay is not None:
             check_recorded(name, adapter, replay.adapter)
+            self.check_its(name, adapter, replay.worker)
         if adapter is None:
             check_name(self.proxy.config, name, self.name, self.adapters)
         elif self.key is None and (replay is None or replay.worker is None):
             self.proxy.adapters.check_served(adapter.name, adapter.digest)
         return adapter
+
+    def check_its(self, name: str | None, adapter: ChosenAdapter | None, worker: str | None) -> None:
+        """Raise OtherModel for a replay at a worker of another model, or of what no model here is."""
+        if worker is None:
+            return
+        groups = [one.group for one in self.proxy.registry.workers.values() if one.hello.name == worker]
+        if groups and self.key not in groups:
+            raise OtherModel("it is of another model than its worker has")
+        if adapter is None and name is not None and name not in models_by_name(self.proxy.config):
+            raise OtherModel("it is of a model that is not here")
 
     def adapter_of(self, name: str, replay: Replay | None) -> ChosenAdapter | None:
         """Return the adapter for which a name stands, where the request is to be computed; None where it stands for

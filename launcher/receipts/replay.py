@@ -46,10 +46,11 @@ class ReplayedRequest:
 
     @property
     def is_comparable(self) -> bool:
-        """Return whether it is of the adapter with which it was recorded, so that it tells something of its worker."""
-        from pontil.runtime.receipts.comparison import DifferenceKind
+        """Return whether it is of its worker's model, and of the adapter with which it was recorded, so that it tells
+        something of its worker."""
+        from pontil.runtime.receipts.comparison import INCOMPARABLE
 
-        return all(difference.kind is not DifferenceKind.ADAPTER for _, difference in self.differences)
+        return all(difference.kind not in INCOMPARABLE for _, difference in self.differences)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -69,7 +70,7 @@ class ReplayOutcome:
     workers with another tokenizer."""
 
     skipped: int
-    foreign: list[ReplayedRequest]
+    foreign: list[ReplayedRequest] = field(default_factory=list)
     replayed: list[ReplayedRequest] = field(default_factory=list)
 
     @property
@@ -166,8 +167,8 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
 
     requests = record.replayable
     deadline = time.monotonic() + seconds
-    foreign = list(foreign_tokenizers(requests[0], worker_rows(target.url, target.key), target.workers))
-    outcome = ReplayOutcome(len(record.requests) - len(requests), foreign)
+    rows = worker_rows(target.url, target.key)
+    outcome = ReplayOutcome(len(record.requests) - len(requests))
 
     async def all_of_them() -> None:
         room = asyncio.Semaphore(at_once)
@@ -181,6 +182,7 @@ def replay(record: "Record", target: ReplayTarget, seconds: float, at_once: int)
         outcome.replayed += await asyncio.gather(*(one(*job) for job in more_jobs(outcome, target.workers)))
 
     asyncio.run(all_of_them())
+    outcome.foreign += foreign_tokenizers(outcome.comparable, rows)
     return outcome
 
 
@@ -193,19 +195,24 @@ def jobs_of(
 
 
 def more_jobs(outcome: ReplayOutcome, workers: Sequence[str]) -> Iterator[tuple["RecordedRequest", str | None]]:
-    """Return which requests that could be compared at other workers are sent to those of which none could."""
-    return jobs_of([one.request for one in outcome.comparable], outcome.untried(workers))
+    """Return which other requests are sent to workers of which none could be compared: those that could at others."""
+    sent = {(one.request.number, one.worker) for one in outcome.replayed}
+    found = {one.request.number: one.request for one in outcome.comparable}
+    pairs = [(request, worker) for worker in outcome.untried(workers) for request in found.values()]
+    return iter([(request, worker) for request, worker in pairs if (request.number, worker) not in sent])
 
 
 def foreign_tokenizers(
-    request: "RecordedRequest", rows: Sequence[Mapping[str, Any]], workers: Sequence[str]
+    replayed: Sequence[ReplayedRequest], rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[ReplayedRequest]:
     """Yield a difference for each of the workers whose files have another tokenizer, where it tells: its proxy, which
     reads and writes all texts, has one of its own."""
     from pontil.runtime.receipts.comparison import tokenizer_difference
 
+    of_worker = {one.worker: one.request for one in reversed(replayed)}
     for row in rows:
-        if row.get("name") in workers and isinstance(row.get("tokenizer"), str):
+        request = of_worker.get(row.get("name"))
+        if request is not None and isinstance(row.get("tokenizer"), str):
             difference = tokenizer_difference(request.answers[0], row["tokenizer"])
             if difference is not None:
                 yield ReplayedRequest(request, str(row["name"]), [(0, difference)])
@@ -230,12 +237,14 @@ def unanswered(reason: str) -> list[tuple[int, "AnswerDifference"]]:
 
 def differences_in(request: "RecordedRequest", status: int, data: bytes) -> list[tuple[int, "AnswerDifference"]]:
     """Return where each choice of an answer differs first."""
-    from pontil.runtime.errors import OtherAdapter
+    from pontil.runtime.errors import OtherAdapter, OtherModel
     from pontil.runtime.receipts.comparison import AnswerDifference, DifferenceKind, first_difference
     from pontil.runtime.receipts.statement import ReceiptError
 
     if status == OtherAdapter.STATUS:
         return [(0, AnswerDifference(DifferenceKind.ADAPTER, sentence(data, status), None, request.adapter))]
+    if status == OtherModel.STATUS:
+        return [(0, AnswerDifference(DifferenceKind.MODEL, sentence(data, status)))]
     try:
         answers = answers_in(status, data)
         if len(answers) != len(request.answers):

@@ -310,9 +310,10 @@ class Scheduler:
 
     def promote(self, sequence: Sequence, computed: int, known: list[Known] | None) -> list[Sequence]:
         """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine. Where
-        no first tokens are known, its last position is computed here, as after any cached prefix."""
+        no first tokens are known, its last position is computed here, as after any cached prefix: where blocks end with
+        states, which are behind it already, with the others of its block."""
         self.queues.remove(sequence)
-        usable_tokens = computed if known is not None else min(computed, sequence.length - 1)
+        usable_tokens = computed if known is not None else min(computed, self.prefix.most(sequence))
         self.prefix.register(sequence, sequence.computed, usable_tokens)
         sequence.computed, sequence.history.reached = usable_tokens, computed
         sequence.move(SequenceState.RUNNING)

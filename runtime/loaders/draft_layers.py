@@ -6,6 +6,10 @@ A DeepSeek V3 or GLM-4.5 directory holds an MTP layer behind the model's own (`m
 `enorm`, `hnorm`, `eh_proj`, a decoder layer and `shared_head.norm`. Its embedding and head repeat the model's. A GGUF
 file of one has the same in `blk.<layers>.`, and says how many such layers it has (`nextn_predict_layers`).
 
+A Qwen3-Next or Qwen3.5 directory has its MTP layer apart: `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`,
+`mtp.fc`, which joins embedding and state, `mtp.layers.0.`, a layer with gated attention, and `mtp.norm`, behind which
+the next guess starts too.
+
 An EAGLE directory holds `fc`, which joins embedding and state, and `layers.0.`, a decoder layer without its first norm.
 vLLM and SGLang read it so.
 """
@@ -35,7 +39,7 @@ from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms, weight_scheme
 from pontil.runtime.loaders.gguf.packed_formats import NumberFormat, gguf_formats
 from pontil.runtime.loaders.gguf.parts import read_parts
-from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
+from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported, text_model
 from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.loaders.level_formats import device_forms, level_forms
 from pontil.runtime.models.architectures import ARCHITECTURES
@@ -50,6 +54,16 @@ One = TypeVar("One")
 INNER = "model.layers.0."
 GUESSING_TENSOR = "nextn.eh_proj.weight"
 EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
+JOINT = "mtp.fc."
+# The names of an MTP layer apart. Of several layers the first is read; tensors of other names are refused.
+APART = {
+    r"mtp\.pre_fc_norm_embedding\.(.+)": "enorm.",
+    r"mtp\.pre_fc_norm_hidden\.(.+)": "hnorm.",
+    r"mtp\.fc\.(.+)": "eh_proj.",
+    r"mtp\.norm\.(.+)": "model.norm.",
+    r"mtp\.layers\.0\.(.+)": INNER,
+    r"mtp\.((?!layers\.).+)": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,8 @@ class DraftLayerSource:
     @property
     def form(self) -> DraftLayerForm:
         if self.is_mtp:
-            return DraftLayerForm(normed=True)
+            apart = ARCHITECTURES[self.config.architecture].guessing_layers == "apart"
+            return DraftLayerForm(normed=True, feeds_normed=apart)
         unnormed = frozenset({INNER + "input_layernorm", "model.norm"})
         return DraftLayerForm(normed=False, bias=self.bias, without_norms=unnormed)
 
@@ -111,11 +126,14 @@ class DraftLayerSource:
         """Return the forms of a directory's quantized weights, by their names here. Raises ModelError."""
         if not self.path.is_dir():
             return {}
-        stored = ((name, one) for file in shards(self.path) for name, one in header_tensors(file).items())
+        stored = (self.here(header_tensors(file)).items() for file in shards(self.path))
         found = {
-            name: (own, kind) for one, (shape, kind) in stored for name, own, _ in tensors_in(self.config, one, shape)
+            name: (own, kind)
+            for one in stored
+            for here, (shape, kind) in one
+            for name, own, _ in tensors_in(self.config, here, shape)
         }
-        return stored_forms(self.scheme, self.shapes, self.here(found))
+        return stored_forms(self.scheme, self.shapes, found)
 
     def here(self, found: Mapping[str, One]) -> dict[str, One]:
         """Return what was found of this layer, by the names here."""
@@ -138,25 +156,25 @@ def find_draft_layer(target: Path, name: str | Path) -> DraftLayerSource | None:
 def mtp_source(target: Path) -> DraftLayerSource:
     """Raises DraftModelError for a model that has no MTP layer."""
     config = read_config(target)
-    if config.recurrent is not None:
-        raise DraftModelError(
-            f"--speculative-model {MTP} cannot be used with {target.name}: this version reads no MTP layers of models "
-            "with recurrent layers, so name a smaller model with the same tokenizer, or leave it out"
-        )
-    data = read_json(target / "config.json") if target.is_dir() else {}
-    stored = data.get("num_nextn_predict_layers") if target.is_dir() else has_guessing_layer(target, config)
-    if not ARCHITECTURES[config.architecture].guessing_layers or not stored:
+    kind = ARCHITECTURES[config.architecture].guessing_layers
+    data = text_model(read_json(target / "config.json")) if target.is_dir() else {}
+    if kind is None or not has_guessing_layer(target, config, data):
         raise DraftModelError(
             f"--speculative-model {MTP} needs a checkpoint with an MTP layer, and {target.name} has none: name a "
             "smaller model with the same tokenizer, or an EAGLE head, or leave it out"
         )
-    prefix = re.escape(f"model.layers.{config.num_layers}.")
-    renamed = {
+    renamed = APART if kind == "apart" else names_behind(config.num_layers)
+    return DraftLayerSource(target, one_layer(config), True, renamed, scheme=weight_scheme(data))
+
+
+def names_behind(layers: int) -> dict[str, str]:
+    """The names of an MTP layer behind so many layers."""
+    prefix = re.escape(f"model.layers.{layers}.")
+    return {
         prefix + r"((?:enorm|hnorm|eh_proj)\..+)": "",
         prefix + r"shared_head\.norm\.(weight)": "model.norm.",
         prefix + r"((?!shared_head|embed_tokens).+)": INNER,
     }
-    return DraftLayerSource(target, one_layer(config), True, renamed, scheme=weight_scheme(data))
 
 
 def is_eagle(path: Path) -> bool:
@@ -198,9 +216,9 @@ def eagle_source(target: Path, path: Path) -> DraftLayerSource:
 
 
 def one_layer(config: ModelConfig) -> ModelConfig:
-    """A model of one layer like the last of this one."""
+    """A model of one layer like the last of this one that has keys and values."""
     experts = None if config.experts is None else replace(config.experts, dense_layers=())
-    return replace(config, num_layers=1, windows=config.windows[-1:], experts=experts)
+    return replace(config, num_layers=1, windows=config.windows[-1:], experts=experts, mixer=config.latent)
 
 
 def in_any_layer(config: ModelConfig) -> ModelConfig:
@@ -208,8 +226,15 @@ def in_any_layer(config: ModelConfig) -> ModelConfig:
     return replace(config, num_layers=MOST_LAYERS)
 
 
-def has_guessing_layer(target: Path, config: ModelConfig) -> bool:
-    return f"blk.{config.num_layers}.{GUESSING_TENSOR}" in read_parts(target).header.tensors
+def has_guessing_layer(target: Path, config: ModelConfig, data: dict[str, Any]) -> bool:
+    """Return whether a file holds such a layer, or a directory of this config.json. Configurations do not say so of one
+    apart. Raises ModelError."""
+    if not target.is_dir():
+        return f"blk.{config.num_layers}.{GUESSING_TENSOR}" in read_parts(target).header.tensors
+    if ARCHITECTURES[config.architecture].guessing_layers == "behind":
+        return bool(data.get("num_nextn_predict_layers"))
+    # The last file mostly has it.
+    return any(name.startswith(JOINT) for file in reversed(shards(target)) for name in header_tensors(file))
 
 
 def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint | GgufCheckpoint:
@@ -240,15 +265,13 @@ def open_in_gguf(source: DraftLayerSource) -> GgufCheckpoint:
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
-    from pontil.runtime.loaders.hf.directory import located
-    from pontil.runtime.loaders.hf.tensor_files import stored_tensors
+    from pontil.runtime.loaders.hf.tensor_files import TensorLocation, stored_tensors
 
     for path in shards(source.path):
         for stored, (shape, kind) in stored_tensors(path).items():
-            for name, place in located(source.config, path, stored, shape, kind):
-                here = source.name_here(name)
-                if here is not None:
-                    yield here, place
+            here = source.name_here(stored)
+            for name, own, part in () if here is None else tensors_in(source.config, here, shape):
+                yield name, (own, TensorLocation(path, stored, kind, part))
 
 
 def check_tensors(source: DraftLayerSource, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:

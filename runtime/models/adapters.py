@@ -4,37 +4,47 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
 from pontil.gpu_ops.kernels.weights.arena import Arena
-from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter, stacked
+from pontil.gpu_ops.parameters.adapters import LowRank, MadeAdapter, joined, stacked
 from pontil.gpu_ops.products.adapters import PlacedAdapters, ProductAdapters, RowAdapters
 from pontil.gpu_ops.products.device_adapters import DeviceAdapters
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.partition import Partition, Split
 
 HeldAdapters = ProductAdapters | MatrixAdapters | DeviceAdapters
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptedPart:
+    """Outputs of a product that stand side by side: these `rows` of one of its linear layers, or of several stacked
+    ones, (name, outputs) each."""
+
+    layers: tuple[tuple[str, int], ...]
+    rows: range | Tensor
+
+    def made(self, layers: Mapping[str, LowRank], inputs: range) -> LowRank | None:
+        """Return what an adapter of some layers adds, of these inputs; None where it has nothing of it."""
+        found = joined([(layers.get(name), size) for name, size in self.layers])
+        return None if found is None else found.part(self.rows, inputs)
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptedProduct:
-    """A product of linear `layers` with one input, (name, outputs) each. `held` has the adapters of what this rank
-    computes of it."""
+    """A product of linear `layers` with one input, (name, outputs) each. This rank computes `parts` of it, of its `own`
+    inputs, and `held` has the adapters of these."""
 
     layers: tuple[tuple[str, int], ...]
     inputs: int
-    split: Split
-    partition: Partition
+    own: range
+    parts: tuple[AdaptedPart, ...]
     held: HeldAdapters
 
     def made(self, layers: Mapping[str, LowRank], arena: Arena) -> MadeAdapter | None:
-        """Lay out this rank's part of an adapter of some layers, as it has a part of each of these; None where it has
-        nothing of it."""
-        inputs = self.split.inputs(self.partition, self.inputs)
-        parts = [
-            layers[name].part(self.split.outputs(self.partition, outputs), inputs) if name in layers else None
-            for name, outputs in self.layers
-        ]
+        """Lay out this rank's part of an adapter of some layers; None where it has nothing of it."""
+        parts = [part.made(layers, self.own) for part in self.parts]
         return self.held.made(parts, arena) if any(part is not None for part in parts) else None
 
 

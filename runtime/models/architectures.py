@@ -36,8 +36,8 @@ class Architecture:
     `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/hf/fused_experts.py).
 
     `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
-    Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are
-    read as draft layers only.
+    Checkpoints may hold `guessing_layers`, which predict further tokens: numbered `behind` the model's own, or `apart`
+    in tensors called `mtp`. They are read as draft layers only.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Architecture:
     expert_size: str = "moe_intermediate_size"
     replaced: Mapping[str, str] = field(default_factory=dict)
     mixer: Literal["heads", "latent", "gated_delta", "joined_gated_delta", "mamba2"] = "heads"
-    guessing_layers: bool = False
+    guessing_layers: Literal["behind", "apart"] | None = None
 
     @property
     def latent(self) -> bool:
@@ -174,13 +174,13 @@ ROWS = (
         },
         gguf="deepseek2",
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, mixer="latent",
-        guessing_layers=True,
+        guessing_layers="behind",
     ),
     Architecture(
         "qwen3_next", "qwen3_next:Qwen3Next",
         QWEN_HYBRID | {"max_position_embeddings": 32768, "norm_topk_prob": True, "decoder_sparse_step": 1},
         fixed=PLAIN, others=("mtp.",), window_use="never", head_norms=True, offset_norms=True, partial_rotary=True,
-        has_experts=True, mixer="joined_gated_delta",
+        has_experts=True, mixer="joined_gated_delta", guessing_layers="apart",
     ),
     # Positions have three parts, which are equal in text, as below.
     Architecture(
@@ -188,13 +188,14 @@ ROWS = (
         QWEN_HYBRID | {"max_position_embeddings": 32768, "num_key_value_heads": 4},
         fixed=PLAIN, nested_in="qwen3_5", renamed={"model.language_model.": "model."}, others=("mtp.", "model.visual."),
         window_use="never", head_norms=True, offset_norms=True, partial_rotary=True, mixer="gated_delta",
+        guessing_layers="apart",
     ),
     Architecture(
         "qwen3_5_moe_text", "qwen3_next:Qwen3Next",
         QWEN_HYBRID | {"max_position_embeddings": 32768, "norm_topk_prob": True, "intermediate_size": 512},
         fixed=PLAIN, nested_in="qwen3_5_moe", renamed={"model.language_model.": "model."},
         others=("mtp.", "model.visual."), window_use="never", head_norms=True, offset_norms=True, partial_rotary=True,
-        has_experts=True, mixer="gated_delta",
+        has_experts=True, mixer="gated_delta", guessing_layers="apart",
     ),
     Architecture(
         "bamba", "bamba:Bamba",
@@ -263,7 +264,7 @@ ROWS = (
         },
         gguf="glm4moe",
         window_use="never", output_bias=False, partial_rotary=True, optional_head_norms=True, has_experts=True,
-        guessing_layers=True,
+        guessing_layers="behind",
     ),
     Architecture(
         "gemma3_text", "gemma3:Gemma3",

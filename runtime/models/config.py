@@ -274,8 +274,10 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class DraftLayerForm:
     """The differences between the kinds of such layers. With `normed`, embedding and state are normed before they are
-    joined. `bias`: their product has one. Its layer has no norms of the names `without_norms`."""
+    joined. `bias`: their product has one. Its layer has no norms of the names `without_norms`. With `feeds_normed` the
+    next guess starts from a result behind the layer's last norm."""
 
     normed: bool
     bias: bool = False
+    feeds_normed: bool = False
     without_norms: frozenset[str] = frozenset()

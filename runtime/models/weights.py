@@ -148,14 +148,13 @@ class Weights:
         return JoiningProduct(product, communicator, split.is_partial, self.deterministic)
 
     def ordered(self, inputs: int, parts: Sequence[tuple[str, int]], order: Sequence[int]) -> Product:
-        """One product with these outputs of the stacked weights of (name, outputs), in this order: a rank's own. It has
-        no place for adapters."""
+        """One product with these outputs of the stacked weights of (name, outputs), in this order: a rank's own."""
 
         def make() -> tuple[Weight, Tensor | None]:
             weights = [self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split())) for name, outputs in parts]
             return self.rounded(self.chosen(torch.cat(weights), order)), None
 
-        return self.product(parts[0][0], make)
+        return self.product(parts[0][0], make, adapted=self.places.ordered(inputs, parts, order))
 
     def chosen(self, tensor: Tensor, rows: Sequence[int]) -> Tensor:
         """Some rows of a tensor, in this order."""

@@ -2,6 +2,7 @@
 """A launch in virtual time: the real proxy in its event loop, and workers, without a supervisor."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -41,12 +42,14 @@ Disagg = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopology:
-    """So many workers of each role, and whether prefill and decode are split."""
+    """So many workers of each role, and whether prefill and decode are split. `kinds` are the models of the workers, in
+    the order of their roles, where a plan has several; else all are of its one."""
 
     prefill: int
     decode: int
     mixed: int
     disagg: Disagg
+    kinds: tuple[PlannedModel, ...] = ()
 
     @property
     def roles(self) -> dict[WorkerRole, int]:
@@ -57,8 +60,24 @@ class PlannedTopology:
         return self.prefill + self.decode + self.mixed
 
     @property
+    def places(self) -> list[WorkerRole]:
+        """The role of each worker."""
+        return [role for role, count in self.roles.items() for _ in range(count)]
+
+    def models(self, usual: PlannedModel) -> tuple[PlannedModel, ...]:
+        """Return the model of each worker, which is the `usual` one in a plan of one kind."""
+        return self.kinds or (usual,) * self.workers
+
+    @property
+    def labels(self) -> list[str]:
+        """The role of each worker behind its kind, where there are several."""
+        if not self.kinds:
+            return list(self.places)
+        return [f"{model.kind} {role}" for model, role in zip(self.kinds, self.places, strict=True)]
+
+    @property
     def name(self) -> str:
-        return " ".join(f"{count} {role}" for role, count in self.roles.items() if count)
+        return " ".join(f"{count} {label}" for label, count in Counter(self.labels).items())
 
 
 class QuietWorld(VirtualWorld):
@@ -99,7 +118,8 @@ def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:
 
 
 class PlannedSite:
-    """The processes of one topology, in a world of their own, whose proxy has these `options`."""
+    """The processes of one topology, in a world of their own, whose proxy has these `options`. It is on a host of this
+    model, and so are all workers whose kinds the topology does not tell."""
 
     def __init__(
         self, topology: PlannedTopology, model: PlannedModel, seed: int, options: Mapping[str, Any] = NO_OPTIONS
@@ -113,8 +133,8 @@ class PlannedSite:
         self.cores = shared or OwnCores()
         self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
         self.workers = [
-            PlannedWorker(world, config, model, PlannedPlace(number, self.cores))
-            for number, config in enumerate(self.worker_configs)
+            PlannedWorker(world, config, own, PlannedPlace(number, self.cores))
+            for number, (config, own) in enumerate(self.members)
         ]
         self.roles = PlannedRoles(self.proxy, self.proxy.proxy, self.workers, self.tell_table)
 
@@ -132,29 +152,32 @@ class PlannedSite:
         )  # fmt: skip
 
     @property
-    def worker_configs(self) -> Iterator[WorkerConfig]:
-        about, sizes = self.model.profile.about, self.model.profile.sizes
-        for role, count in self.topology.roles.items():
-            for number in range(count):
-                name = f"{role}:{number}"
-                yield WorkerConfig(
-                    name=name, role=role, device=about.device, cores=tuple(range(about.cores)), model=about.model,
-                    served_model_name=about.model, control=CONTROL, peer_endpoint=f"{PEERS}{name}",
-                    version=about.version, keep_kv=False, block_size=sizes.block_tokens, max_num_seqs=sizes.seats,
-                    max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
-                    speculative_tokens=self.model.guesses,
-                )  # fmt: skip
+    def members(self) -> Iterator[tuple[WorkerConfig, PlannedModel]]:
+        """The configuration and the model of each worker."""
+        numbers = Counter[WorkerRole]()
+        for role, model in zip(self.topology.places, self.topology.models(self.model), strict=True):
+            about, sizes, name = model.profile.about, model.profile.sizes, f"{role}:{numbers[role]}"
+            numbers[role] += 1
+            config = WorkerConfig(
+                name=name, role=role, device=about.device, cores=tuple(range(about.cores)), model=about.model,
+                served_model_name=about.model, control=CONTROL, peer_endpoint=f"{PEERS}{name}", version=about.version,
+                keep_kv=False, block_size=sizes.block_tokens, max_num_seqs=sizes.seats,
+                max_num_batched_tokens=sizes.step_tokens, max_interleaved_tokens=sizes.interleaved_tokens or None,
+                speculative_tokens=model.guesses,
+            )  # fmt: skip
+            yield config, model
 
     def kill(self, role: str) -> None:
         """Kill a worker of a role, and begin it again once the profile's start is over, as a supervisor does."""
         place = next(place for place, one in enumerate(self.workers) if one.role == role and one.alive)
         self.workers[place].kill()
         self.world.after(NOTICED_AFTER, self.tell_table)
-        self.world.after(self.model.profile.host.start_seconds, self.begin_again, place)
+        self.world.after(self.workers[place].runner.model.profile.host.start_seconds, self.begin_again, place)
 
     def begin_again(self, place: int) -> None:
         before = self.workers[place]
-        self.workers[place] = PlannedWorker(self.world, before.loop.sockets.config, self.model, before.runner.place)
+        config, runner = before.loop.sockets.config, before.runner
+        self.workers[place] = PlannedWorker(self.world, config, runner.model, runner.place)
         self.world.after(NOTICED_AFTER, self.tell_table)
 
     def tell_table(self) -> None:

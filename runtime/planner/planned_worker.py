@@ -46,7 +46,7 @@ class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
     `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has tiers of
     so many blocks, and makes so many guesses at a time, of which the next one is right with this chance; the profile's
-    draft model makes them if it `drafts`."""
+    draft model makes them if it `drafts`. A plan of several profiles has a model of each, which its `kind` names."""
 
     profile: DeviceProfile
     costs: StepCosts
@@ -58,6 +58,7 @@ class PlannedModel:
     guesses: int = 0
     accepted: float = 0.0
     drafts: bool = False
+    kind: str = ""
 
     def blocks_of(self, role: str) -> int:
         """Return the blocks of a worker: one that decodes has as many of its draft model in the same memory."""
@@ -99,12 +100,16 @@ class CostedRunner:
         sampled = list[Sampled]()
         for span in batch.spans:
             if span.samples:
-                sampled += [self.sampled(span, choice) for choice in span.sequence.choices]
+                for choice in span.sequence.choices:
+                    sampled.append(self.sampled(span, choice))
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
         self.compute(PROMPT if work.tokens else DECODE, alone)
-        self.most_blocks = max(self.most_blocks, self.pool.capacity - self.pool.available)
+        # As all but the available ones, without two calls.
+        owned = len(self.pool.owners) + self.pool.credits
+        if owned > self.most_blocks:
+            self.most_blocks = owned
         return sampled
 
     def compute(self, kind: str, alone: float) -> None:
@@ -114,6 +119,8 @@ class CostedRunner:
         self.busy += seconds
 
     def sampled(self, span: Span, choice: int) -> Sampled:
+        if not span.drafts:
+            return Sampled(span.sequence, choice, [TOKEN], 1, [], 0)
         guessed, right = len(span.drafts), 0
         while right < guessed and self.chance.random() < self.model.accepted:
             right += 1

@@ -2,12 +2,14 @@
 """One load on one planned site: when each request's tokens come, and how busy the site is meanwhile."""
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite
+from pontil.runtime.planner.planned_worker import PlannedWorker
 from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
@@ -57,8 +59,8 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """The outcome of a trial, which took `seconds`. By role: the share of these in which its workers computed, and the
-    most of a worker's blocks that were owned."""
+    """The outcome of a trial, which took `seconds`. By the workers' labels: the share of these in which they computed,
+    and the most of a worker's blocks that were owned."""
 
     requests: list[PlannedRequest]
     seconds: float
@@ -143,10 +145,11 @@ class PlannedTrial:
             self.world.at(self.ended_at, self.send_next)
 
     def report(self) -> TrialReport:
-        seconds, roles = max(self.ended_at - self.began, 1e-9), self.site.topology.roles
-        named = {role: [one for one in self.site.workers if one.role == role] for role in roles if roles[role]}
+        seconds, named = max(self.ended_at - self.began, 1e-9), defaultdict[str, list[PlannedWorker]](list)
+        for label, one in zip(self.site.topology.labels, self.site.workers, strict=True):
+            named[label].append(one)
         busy: dict[str, float] = {
-            role: sum(one.runner.busy for one in some) / len(some) / seconds for role, some in named.items()
+            label: sum(one.runner.busy for one in some) / len(some) / seconds for label, some in named.items()
         }
-        blocks: dict[str, float] = {role: max(one.most_owned for one in some) for role, some in named.items()}
+        blocks: dict[str, float] = {label: max(one.most_owned for one in some) for label, some in named.items()}
         return TrialReport(self.made, seconds, busy, blocks)

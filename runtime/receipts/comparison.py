@@ -12,18 +12,22 @@ from pontil.runtime.receipts.record import RecordedAnswer
 
 
 class DifferenceKind(Enum):
-    """The part that differs first. ADAPTER is another one for the name, so that nothing else can be compared; TOKENIZER
-    another vocabulary or chat template; PROMPT other ids by the same ones; SAMPLING other parameters, or another draw
-    from equal logits; TOKENS others where no logits are stated."""
+    """The part that differs first. ADAPTER is another one for the name, and MODEL another one than the worker has, so
+    that nothing else can be compared; TOKENIZER another vocabulary or chat template; PROMPT other ids by the same
+    ones; SAMPLING other parameters, or another draw from equal logits; TOKENS others where no logits are stated."""
 
     UNANSWERED = "unanswered"
     ADAPTER = "adapter"
+    MODEL = "model"
     TOKENIZER = "tokenizer"
     PROMPT = "prompt"
     SAMPLING = "sampling"
     LOGITS = "logits"
     TOKENS = "tokens"
     END = "end"
+
+
+INCOMPARABLE = (DifferenceKind.ADAPTER, DifferenceKind.MODEL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,10 +20,13 @@ from scripted_site import MODEL, ScriptedSite, site
 from scripted_worker import DEADLINE, eventually, with_logits
 from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
+from pontil.http.fields.prompt import MAX_PROMPTS
+from pontil.http.stream.replay import MOST_SEED, read
 from pontil.launcher.cli import cli
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.receipts.record_writer import RecordFile, RecordLimits, write_record
-from pontil.launcher.receipts.replay import load_record
+from pontil.launcher.receipts.replay import headers_of, load_record
+from pontil.runtime.receipts.record import RecordedRequest
 from pontil.runtime.receipts.signing import ReceiptSigner
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -234,6 +238,26 @@ def test_one_record_is_made_at_a_time_and_by_the_operator(tmp_path: Path, tokeni
             answer = one.ask("POST", "/v1/completions", body, {"pontil-replay": wrong} | key)
             assert "pontil replay" in answer.json["error"]["message"] and answer.status == 400
         assert one.ask("GET", "/admin/record?one_in=0", headers=key).status == 400
+
+
+def test_a_record_of_thousands_of_prompts_is_replayed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A header holds the seeds of the most prompts that a request may have, and each request has its own. (2,048
+    answers take 3 s.)"""
+    with site(tmp_path, tokenizer, receipt_key=KEY) as one:
+        one.worker(max_num_seqs=256, **HELLO)
+        record = RecordInProgress(one, tmp_path / "record", RecordLimits(32, 1, 1 << 26, DEADLINE))
+        for _ in range(32):
+            assert one.complete(["hi"] * MAX_PROMPTS, max_tokens=1, temperature=0.7).status == 200
+        path = record.end()
+        assert sum(len(set(request.seeds)) for request in load_record(path).requests) == 32 * MAX_PROMPTS > 2000
+        made = CliRunner().invoke(
+            cli, ["replay", str(path), "--against", f"http://127.0.0.1:{one.port}"], standalone_mode=False
+        )
+        assert made.return_value == 0, made.output
+    most = RecordedRequest("r", 1, (1 << 40) - 1, "/v1/completions", "k", {}, ())
+    seeds = [MOST_SEED - 1] * MAX_PROMPTS
+    with mock.patch.object(RecordedRequest, "seeds", seeds), mock.patch.object(RecordedRequest, "adapter", "5a" * 32):
+        assert read(headers_of(most, "w" * 255)["pontil-replay"]).seeds == tuple(seeds)
 
 
 def test_what_stands_for_itself_is_recorded_by_the_name_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:

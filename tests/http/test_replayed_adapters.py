@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from saying_sites import tokenizer_with
 from scripted_site import MODEL, ScriptedSite, site
 from scripted_worker import DEADLINE, proper, with_logits
 
 from pontil.launcher.cli import cli
 from pontil.launcher.receipts.gate import open_gate
 from pontil.launcher.receipts.record_writer import RecordLimits, write_record
+from pontil.runtime.config.proxy_config import FurtherModel
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ADAPTERS = {"sql": "5a" * 32, "law": "1c" * 32}
@@ -118,3 +120,37 @@ def test_an_adapter_that_nobody_can_load_is_another_one(first: ScriptedSite, tmp
         assert verdict == "" and "'law' stands for another adapter than when this was recorded" in told[0]
     finally:
         book.book.changes = before
+
+
+def test_a_gate_leaves_out_what_is_of_other_models(
+    first: ScriptedSite, tmp_path: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They have workers of their own, which may have another tokenizer; or no worker, in another launch."""
+    other = tokenizer_with(tmp_path_factory.mktemp("other"), "{{ messages[0].content }}")
+    further = (
+        FurtherModel(
+            name="other",
+            model="/other",
+            tool_call_parser="auto",
+            reasoning_parser="auto",
+            hide_end_token=False,
+            adapter=(),
+        ),
+    )
+    folder = tmp_path / "site"
+    folder.mkdir()
+    with site(folder, tokenizer, {"other": other}, further_models=further, receipt_key="17" * 32) as both:
+        both.worker("decode:0", **HELLO)
+        both.tokenizer = other
+        both.worker("other:0", role="mixed", model="other", model_fingerprint="o", **HELLO)
+        path = recorded(both, tmp_path / "record", "other", MODEL, "other")
+        why = "2 cannot be compared, since it is of another model than its worker has"
+        equal = "1 of 1 requests were answered as recorded"
+        assert judged(path, both, "decode:0") == ("", [f"decode:0: {equal}; {why}"])
+        verdict, told_then = judged(path, both, "other:0", "decode:0")
+        assert verdict == "" and told_then[0].startswith("other:0, decode:0: ")
+        only = recorded(both, tmp_path / "only", "other")
+        assert judged(only, both, "decode:0")[0].startswith("nothing in the record tries decode:0; 1 cannot be")
+        assert replayed(path, both).return_value == 0
+    why = "2 cannot be compared, since it is of a model that is not here"
+    assert judged(path, first, "decode:0") == ("", [f"decode:0: {equal}; {why}"])

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from killed_workers import kill, wait_for_records
 from served import Served, launched
 from tiny_adapters import write_adapter
+from tiny_hybrid import write_tiny_hybrid
 from tiny_latent import write_tiny_deepseek
 
 from pontil.gpu_ops.parameters.adapters import LowRank
@@ -59,23 +60,28 @@ def answers(served: Served) -> dict[str, tuple[list[int], int]]:
     }
 
 
-@pytest.fixture(params=["dense", "mixture"])
+@pytest.fixture(params=["dense", "mixture", "hybrid"])
 def any_model(request: pytest.FixtureRequest, tmp_path: Path, model: str) -> str:
-    """A dense model, or one whose experts have adapters too."""
+    """A dense model, or one whose experts or recurrent layers have adapters too."""
     if request.param == "dense":
         return model
-    write_tiny_deepseek(tmp_path / "mixture", "bfloat16", by_kernels=True)
-    return str(tmp_path / "mixture")
+    if request.param == "hybrid":
+        write_tiny_hybrid(tmp_path / "hybrid", "bfloat16")
+    else:
+        write_tiny_deepseek(tmp_path / "mixture", "bfloat16", by_kernels=True)
+    return str(tmp_path / request.param)
 
 
 @pytest.mark.long
 def test_adapters_across_the_handoff_and_kills(tmp_path: Path, any_model: str) -> None:
     model = any_model
+    # The prompt is shorter than a block of a hybrid model.
+    before, whole, records = (0, 0, len(NAMES)) if model.endswith("hybrid") else (BEFORE, len(PROMPT) - 1, 15)
     adapters = adapters_of(Path(model), tmp_path)
     with launched(tmp_path, "--model", model, "--role", "mixed", *adapters, *OPTIONS) as served:
         alone = answers(served)
         # The one that tokens activate finds what the model has computed before them.
-        assert [cached for _, cached in alone.values()] == [0, 0, 0, BEFORE]
+        assert [cached for _, cached in alone.values()] == [0, 0, 0, before]
         assert len({str(ids) for ids, _ in alone.values()}) == len(NAMES)
         receipts = {name: ask(served, name, {"pontil-receipt": "1"}) for name in ("two", "late")}
     pair = ("--prefill", "cpu:0", "--decode", "cpu:0", "--disagg", "always")
@@ -83,8 +89,8 @@ def test_adapters_across_the_handoff_and_kills(tmp_path: Path, any_model: str) -
         assert answers(served) == alone
         again = answers(served)
         assert {name: ids for name, (ids, _) in again.items()} == {name: ids for name, (ids, _) in alone.items()}
-        assert [cached for _, cached in again.values()] == [88] * len(NAMES)
-        wait_for_records(served, 15)
+        assert [cached for _, cached in again.values()] == [whole] * len(NAMES)
+        wait_for_records(served, records)
         kill(served, "prefill:0", "decode:0")
         assert answers(served) == again
     words = ["verify", str(tmp_path / "answer"), "--model", model]

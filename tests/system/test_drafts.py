@@ -23,14 +23,14 @@ MIXED = ("--role", "mixed", "--mixed", "cpu:0")
 Answers = list[tuple[Any, ...]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny DeepSeek V3 with an MTP layer. The library that writes it is imported here: listing these tests, as every
-    process does, should not take its time."""
-    from tiny_draft_layers import write_mtp_model
+@pytest.fixture(scope="module", params=["deepseek", "hybrid"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny DeepSeek V3 or Qwen3-Next with an MTP layer. The library that writes it is imported here: listing these
+    tests, as every process does, should not take its time."""
+    from tiny_draft_layers import write_mtp_hybrid, write_mtp_model
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    write_mtp_model(folder)
+    (write_mtp_hybrid if request.param == "hybrid" else write_mtp_model)(folder)
     return folder
 
 
@@ -55,6 +55,11 @@ KINDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "draft layer": lambda model: ("--speculative-model", "mtp"),
 }
 
+# Recurrent layers guess for no other model.
+of_any_kind = pytest.mark.parametrize(
+    ("model", "kind"), [*(("deepseek", kind) for kind in KINDS), ("hybrid", "draft layer")], indirect=["model"]
+)
+
 
 @contextmanager
 def drafting(folder: Path, model: Path, kind: str, shape: tuple[str, ...], plain: Answers) -> Iterator[DisturbedSite]:
@@ -71,7 +76,7 @@ def drafting(folder: Path, model: Path, kind: str, shape: tuple[str, ...], plain
         yield site
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_any_kind
 def test_a_pair_answers_as_without_drafts_through_kills(
     tmp_path: Path, model: Path, plain: Answers, kind: str
 ) -> None:  # B1, B7, C16
@@ -79,7 +84,7 @@ def test_a_pair_answers_as_without_drafts_through_kills(
         assert any(site.moves_streams_of("decode:0", 8) for _ in range(4))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_any_kind
 def test_more_kills_change_nothing_either(tmp_path: Path, model: Path, plain: Answers, kind: str) -> None:
     with drafting(tmp_path, model, kind, PAIR, plain) as site:
         for tokens in (0, 1, 12):
@@ -93,7 +98,7 @@ def test_more_kills_change_nothing_either(tmp_path: Path, model: Path, plain: An
         site.survives(both, "decode:0", "prefill:0")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@of_any_kind
 def test_one_worker_answers_as_without_drafts_through_kills(
     tmp_path: Path, model: Path, plain: Answers, kind: str
 ) -> None:

@@ -72,6 +72,8 @@ class WorldDisks:
         self.deadly: dict[WorldProcess, DeadlyWrite] = {}
         # The processes whose last commit to a disk was refused.
         self.refused: set[tuple[WorldProcess | None, str]] = set()
+        # When a process of a name last had no room on a disk.
+        self.without_room: dict[tuple[str, str], float] = {}
         # Requests whose rows waited for a bad disk when their proxy died, and are lost (docs/operate/accounting.md).
         self.lost_rows: set[str] = set()
         # The writes that a power cut would take away, if there is one; and when the last one of the first host was.
@@ -97,6 +99,8 @@ class WorldDisks:
             self.world.spend(self.chance.random() * SLOW_WRITE[disk.name])
         if self.world.time < disk.full_until:
             if size < 2 or self.chance.random() < NO_ROOM:
+                if self.world.current is not None:
+                    self.without_room[self.world.current.name, disk.name] = self.world.time
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return 1 + int((size - 1) * self.chance.random())
         deadly = self.of_this_process()

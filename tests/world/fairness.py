@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 
 from clients import ClientTry
 from greedy_tenants import IN_A_MINUTE, MOST_AT_ONCE
+from kinds import those_of
+from releases import is_bound
 from served_proxy import ProxyProcess
 from site_plan import CALLERS, LIMITED, MODEST
 from supervised_site import SupervisedSite
@@ -20,6 +22,7 @@ from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.wire.simulated.processes import WorldProcess
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -64,18 +67,26 @@ class IdleWorkers:
 def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator[tuple[str, WorkerProcess]]:
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
-    queues = [(key, group.queue) for key, group in process.proxy.admissions.by_group.items()]
-    firsts = [(key, one) for key, queue in queues for one in queue.waiting.heads() if one.id in queue.costs]
+    orders = [(key, admission.order) for key, admission in process.proxy.admissions.by_group.items()]
+    firsts = [(key, one) for key, order in orders for one in order.heads()]
     heads = [(key, one) for key, one in firsts if has_seats(process, one)]
     workers = site.all_workers if heads else []
     for key, request in heads:
-        known = process.proxy.registry.of(key).serving(request.release)
+        group = process.proxy.registry.of(key)
+        stays = is_bound(request) or request.release in group.current.releases
+        known = group.serving(request.release if stays else None)
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}
         for one in workers:
             # Behind a silent link it has done what the proxy has yet to hear of.
             is_heard = not process.world.network.is_silent(process.name, one.name)
-            if one.stopped_at is None and not one.has_requests and one.name in usable and is_heard:
+            if one.name in usable and not one.has_requests and is_heard and goes_on(site, one):
                 yield request.id, one
+
+
+def goes_on(site: SupervisedSite, worker: WorkerProcess) -> bool:
+    """Return whether a worker is not stopped, and no other rank that it meets in each of its steps."""
+    ranks = [those_of(WorldProcess, [one.process for one in child.processes]) for child in site.children]
+    return all(one.alive and one.stopped_at is None for each in ranks if worker in each for one in each)
 
 
 def has_seats(process: ProxyProcess, request: Request) -> bool:

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from disks import KV
 from http_reader import HttpReader
 from lease_clients import LOOK, MOST_LEASES, NAME, Hit, LeaseClient, completion_of, found_by, request_of
 from link_faults import SeedFault
@@ -20,6 +22,7 @@ from site_plan import SitePlan
 from virtual_time import SeededWorld
 
 from pontil.runtime.cache.leases.lease import REFUNDED, RELEASED
+from pontil.runtime.cache.leases.lease_book import LOST
 from pontil.runtime.proxy.routing.policy import AHEAD_STEPS
 from pontil.runtime.wire.lease_messages import DRAINS
 
@@ -198,7 +201,8 @@ def one_worker_has_it(lease: FollowedLease) -> Iterator[str]:
 
 def a_lease_that_moves_is_billed_once(run: "SeedRun") -> Iterator[str]:
     """Its row has the byte-seconds that its client was told, held for as long as it had it, and the log has no prompt
-    that its client did not ask for. It is refunded only where its worker ended, or drained."""
+    that its client did not ask for. It is refunded only where its worker ended, drained, or lost a block of it on a
+    full disk."""
     if run.world.disks.lost_rows:
         return
     with closing(sqlite3.connect(run.folder / "usage")) as database:
@@ -235,6 +239,9 @@ def wrong_in(run: "SeedRun", lease: FollowedLease, bill: LeaseBill) -> Iterator[
         if not seconds - NOTICED_WITHIN < bill.held / bill.size < seconds + NOTICED_WITHIN:
             yield f"was held for {seconds:.1f} s, and its row has {bill.held / bill.size:.0f}"
     if bill.outcome == REFUNDED and bill.reason != DRAINS:
+        full_at = run.world.disks.without_room.get((bill.worker, KV), -inf)
+        if bill.reason == LOST and full_at > lease.granted_at:
+            return
         ended = {one.name for one in run.world.processes if one.ends is not None and one.ends > lease.granted_at}
         if not ended & ({bill.worker} if bill.worker else set(run.plan.registered_names)):
             yield f"is refunded, since {bill.reason}, and {bill.worker or 'every worker'} has not ended"

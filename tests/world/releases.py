@@ -19,6 +19,7 @@ from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.requests.request import Request
 
 if TYPE_CHECKING:
     from link_faults import SeedFault
@@ -69,6 +70,11 @@ def was_begun_by_next(world: SeededWorld, tries: Iterable[str]) -> bool:
     """Return whether a worker of the other release has made a token for a client of tries with these names. Its
     sequences have them first."""
     return any(name.startswith(f"{one}-") for one in tries for name in world.salted)
+
+
+def is_bound(request: Request) -> bool:
+    """Return whether a request waits for workers of its release alone: its client may have a part of the answer."""
+    return request.times.begun or request.ticket.has_part
 
 
 def waits_for_its_release(site: SupervisedSite, since: float) -> float:

@@ -5,9 +5,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import past_faults
 import pytest
+from followed_leases import LeaseBill, wrong_in
+
+from pontil.runtime.cache.leases.lease import REFUNDED
+from pontil.runtime.cache.leases.lease_book import LOST, STUCK
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = {
@@ -49,6 +55,20 @@ def test_a_flood_leaves_a_lease_whole_while_every_worker_dies_or_drains(ratio: s
     alone, beside = [json.loads(line) for line in done.stdout.splitlines()]
     assert (alone["answered"], beside["answered"], beside["kills"]) == (300, 300, 3)
     assert beside["state"] == "held" and beside["hits"] > 0 and not beside["missed"]
+
+
+@pytest.mark.parametrize(
+    ("full_at", "reason", "is_right"), [(20.0, LOST, True), (5.0, LOST, False), (20.0, STUCK, False)]
+)
+def test_a_refund_for_a_lost_block_is_right_only_on_a_disk_that_was_full(
+    full_at: float, reason: str, is_right: bool
+) -> None:
+    disks = SimpleNamespace(without_room={("mixed:0", "kv"): full_at, ("mixed:1", "kv"): 20.0})
+    run: Any = SimpleNamespace(world=SimpleNamespace(disks=disks, processes=[]))
+    granted = {"byte_seconds": {"granted": 100}}
+    lease: Any = SimpleNamespace(granted=granted, told=[], asked_until=None, granted_at=10.0, released_at=None)
+    wrong = list(wrong_in(run, lease, LeaseBill("mixed:0", REFUNDED, reason, 1, 100, 50)))
+    assert wrong == ([] if is_right else [f"is refunded, since {reason}, and mixed:0 has not ended"])
 
 
 def test_a_request_in_the_moment_of_a_death_finds_the_leased_tokens() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_clients import Holding, a_leased_block_is_found
-from releases import NEXT, is_next, waits_for_its_release
+from releases import NEXT, is_bound, is_next, waits_for_its_release
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequences.sequence import SequenceState
@@ -132,7 +132,8 @@ def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
             if request.id in process.proxy.dispatcher.suspended:
                 continue
             waits = not request.attempts.phases and now - request.times.waits_since > SEATED_WITHIN
-            if waits and not (is_of_next(request) and now <= waits_for_its_release(watch.run.site, 0.0)):
+            may_wait = is_of_next(request) and is_bound(request) and now <= waits_for_its_release(watch.run.site, 0.0)
+            if waits and not may_wait:
                 yield f"{process} has {request.id} wait, and no worker has anything to do"
 
 

@@ -18,10 +18,10 @@ class MatrixAdapters:
     """The adapters by their numbers of one matrix, or of `count` equal ones, as experts have: of each of its parts, so
     many `outputs` each, which `alternate` by panels or stand side by side. No call may compute while they change.
 
-    A part's outputs are whole panels where there are several."""
+    A part's outputs are whole panels, if it is not the last."""
 
     def __init__(self, outputs: Sequence[int], *, alternate: bool = False, count: int = 1) -> None:
-        assert len(outputs) == 1 or all(size % PANEL == 0 for size in outputs)
+        assert all(size % PANEL == 0 for size in outputs[:-1])
         parts = torch.cat([torch.full((size,), part, dtype=torch.int32) for part, size in enumerate(outputs)])
         self.outputs, self.order = tuple(outputs), in_panels(len(parts)) if alternate else None
         self.count = count

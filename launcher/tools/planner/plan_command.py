@@ -2,8 +2,7 @@
 """The command `plan`: what a launch would do under a load, from a profile."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,11 +10,12 @@ import click
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.tools.bench.command import LIMIT, bench
 from pontil.launcher.tools.planner.launch_options import LAUNCH_OPTIONS
+from pontil.launcher.tools.planner.profile_kinds import OfEachProfile, of_each, profiles_of
 
 if TYPE_CHECKING:
     from pontil.launcher.tools.bench.figures import Figures
+    from pontil.runtime.planner.coarse import WorkerSplit
     from pontil.runtime.planner.device_profile import DeviceProfile
-    from pontil.runtime.planner.planned_site import PlannedTopology
     from pontil.runtime.planner.profile_loads import ReplayedLoad
 
 # The options that describe a load and its limits, as `bench` has them.
@@ -24,6 +24,8 @@ OF_BENCH = (
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
 MOST_WORKERS, MOST_CORES = 64, 1024
+# Ways to share out devices of several profiles that a search looks at: a second or two.
+MOST_WAYS = 500_000
 
 
 class WorkerCount(click.IntRange):
@@ -38,7 +40,7 @@ class WorkerCount(click.IntRange):
         return super().convert(value, param, ctx)
 
 
-WORKERS, DEVICES = WorkerCount(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
+WORKERS, DEVICES = OfEachProfile(WorkerCount(0, MOST_WORKERS)), OfEachProfile(click.IntRange(1, MOST_WORKERS))
 
 
 @click.command(
@@ -46,10 +48,15 @@ WORKERS, DEVICES = WorkerCount(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
     params=[*(option for option in bench.params if option.name in OF_BENCH), *LAUNCH_OPTIONS],
 )
 @click.option(
-    "--profile", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Made by `profile`."
+    "--profile",
+    "files",
+    required=True,
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Made by `profile`. Several, for workers of several kinds, are called by the names of their files, or NAME.",
 )
 @click.option("--model", metavar="NAME", help="The model that the profile must be of.")
-@click.option("--prefill", type=WORKERS, default=0, metavar="COUNT", help="Prefill workers.")
+@click.option("--prefill", type=WORKERS, default=0, metavar="COUNT", help="Prefill workers; of profiles big:1,small:2.")
 @click.option("--decode", type=WORKERS, default=0, metavar="COUNT", help="Decode workers.")
 @click.option("--mixed", type=WORKERS, default=0, metavar="COUNT", help="Workers for both phases.")
 @click.option("--devices", type=DEVICES, metavar="COUNT", help="Search the best use of up to so many instead.")
@@ -58,7 +65,7 @@ WORKERS, DEVICES = WorkerCount(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
     type=click.Choice(["prefill", "decode", "mixed"]),
     help="A worker of this role dies in the middle of each load, and comes back after the profile's start.",
 )
-@click.option("--price", type=LIMIT, metavar="AMOUNT", help="Price of a device for an hour.")
+@click.option("--price", type=OfEachProfile(LIMIT), metavar="AMOUNT", help="Price of a device for an hour.")
 @click.option(
     "--disagg",
     type=click.Choice(["auto", "always", "never"]),
@@ -74,38 +81,55 @@ WORKERS, DEVICES = WorkerCount(0, MOST_WORKERS), click.IntRange(1, MOST_WORKERS)
 )
 @click.option("--clients-here", is_flag=True, help="Clients run on these cores too, as `bench` does beside a launch.")
 @click.option("--replay", is_flag=True, hidden=True)
-def plan(file: Path, model: str | None, replay: bool, **given: Any) -> int:
-    """Predict what clients of a launch would see, as `bench` shows it, from the measured times of one device.
+def plan(files: Sequence[str], model: str | None, replay: bool, **given: Any) -> int:
+    """Predict what clients of a launch would see, as `bench` shows it, from the measured times of its devices.
 
     The real proxy, scheduler, KV cache and handoff run in virtual time: another machine will do, and other work on it
     changes nothing. Each worker is like the profile's, of one device or several. With --devices, a coarse model ranks
-    topologies and the ten best are simulated: the best comes first. Exit code 1 when a request would fail.
+    topologies and the ten best are simulated: the best comes first. Options that count, or price, devices of several
+    profiles name each, like big:2,small:4. Exit code 1 when a request would fail.
     """
     from pontil.runtime.wire.simulated.install import install
 
     # Before anything else of pontil is imported that keeps a clock: this process has a virtual world from here on.
     install()
-    profile = profile_of(file, model)
+    profiles = profiles_of(files, model)
     if replay:
-        click.echo(json.dumps(replayed_loads(profile)))
+        click.echo(json.dumps(replayed_loads(next(iter(profiles.values())))))
         return 0
-    return predict(profile, given)
+    return predict(profiles, given)
 
 
-def predict(profile: "DeviceProfile", given: dict[str, Any]) -> int:
+def predict(profiles: "Mapping[str, DeviceProfile]", given: dict[str, Any]) -> int:
     """Print the predictions, best first; return the exit code. Raises OptionError."""
     from pontil.launcher.tools.planner.prediction import Predictor
     from pontil.launcher.tools.planner.topology_search import candidates, ranked
 
-    named = named_topology(given)
-    check_cores(profile, given)
-    if named is None and given["devices"] < (each := profile.about.ranks):
-        raise OptionError(f"--devices {given['devices']} is none of the profile's workers: give {each} or more.")
-    predictor = Predictor(profile, given)
-    found = [predictor.rows(one) for one in ([named] if named else candidates(predictor, given["devices"]))]
+    workers = named_workers(given, list(profiles))
+    check_cores(list(profiles.values()), given)
+    most = () if workers else most_workers(profiles, given["devices"])
+    predictor = Predictor(profiles, given)
+    found = [predictor.rows(one) for one in ([predictor.topology(workers)] if workers else candidates(predictor, most))]
     rows = [row for some in ranked(found, given["share"]) for row in some]
     show(rows, as_json=given["as_json"])
     return 1 if any(row.get("failures") for row in rows) else 0
+
+
+def most_workers(profiles: "Mapping[str, DeviceProfile]", devices: Any) -> tuple[int, ...]:
+    """Return how many workers of each profile a search may use. Raises OptionError for none, or too many to search."""
+    from pontil.runtime.planner.coarse import ways
+
+    each = [one.about.ranks for one in profiles.values()]
+    found = of_each("devices", devices, list(profiles))
+    most = tuple(count // ranks for count, ranks in zip(found, each, strict=True))
+    if not any(most):
+        raise OptionError(f"--devices {max(found)} is none of the profile's workers: give {min(each)} or more.")
+    if sum(found) > MOST_WORKERS or ways(most) > MOST_WAYS:
+        raise OptionError(
+            f"--devices gives {sum(found)} devices, which can be shared out in {ways(most)} ways: a search takes at "
+            f"most {MOST_WORKERS} devices and {MOST_WAYS} ways, so give fewer, or fewer profiles."
+        )
+    return most
 
 
 def replayed_loads(profile: "DeviceProfile") -> "list[ReplayedLoad]":
@@ -116,49 +140,37 @@ def replayed_loads(profile: "DeviceProfile") -> "list[ReplayedLoad]":
     return replayed(profile)
 
 
-def profile_of(file: Path, model: str | None) -> "DeviceProfile":
-    """Return the profile in a file. Raises OptionError for one that cannot be used."""
-    from pontil.runtime.planner.device_profile import MOST_BYTES, ProfileError, read_profile
-
-    try:
-        with file.open("rb") as opened:
-            made = read_profile(opened.read(MOST_BYTES + 1))
-    except OSError as error:
-        raise OptionError(f"--profile {file} cannot be read: {error.strerror}.") from None
-    except ProfileError as error:
-        raise OptionError(f"--profile {file}: {error}.") from None
-    if model is not None and model != made.about.model:
-        raise OptionError(
-            f"--profile {file} is of {made.about.model}, and not of {model}: measure that with `pontil profile`."
-        )
-    return made
-
-
-def named_topology(given: dict[str, Any]) -> "PlannedTopology | None":
+def named_workers(given: dict[str, Any], names: Sequence[str]) -> "WorkerSplit | None":
     """Return the workers that were asked for; None where they are to be searched. Raises OptionError for those that
     could serve nothing."""
-    from pontil.runtime.planner.planned_site import PlannedTopology
+    from pontil.runtime.planner.coarse import WorkerSplit
 
-    made = PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"])
-    if bool(made.workers) == (given["devices"] is not None):
+    made = WorkerSplit(*(of_each(role, given[role], names) for role in ("prefill", "decode", "mixed")))
+    prefill, decode, mixed = map(any, (made.prefill, made.decode, made.mixed))
+    if any(made.by_kind) == (given["devices"] is not None):
         raise OptionError("name workers by --prefill and --decode or --mixed, or have them searched by --devices.")
-    if bool(made.prefill) != bool(made.decode):
+    if prefill != decode:
         raise OptionError("--prefill and --decode go together: a prompt's KV comes from one to the other.")
-    if given["kill"] is not None and not made.roles[given["kill"]]:
+    if given["kill"] is not None and not any(getattr(made, given["kill"])):
         raise OptionError(f"--kill {given['kill']} needs a worker of that role: name some by --{given['kill']}.")
-    if given["balance"] == "auto" and (given["disagg"] == "never" or made.mixed and not made.prefill):
+    if given["balance"] == "auto" and (given["disagg"] == "never" or mixed and not prefill):
         raise OptionError("--balance auto moves workers between prefill and decode, and there would be none of either.")
-    return made if made.workers else None
+    return made if any(made.by_kind) else None
 
 
-def check_cores(profile: "DeviceProfile", given: dict[str, Any]) -> None:
+def check_cores(profiles: "Sequence[DeviceProfile]", given: dict[str, Any]) -> None:
     """Raise OptionError for cores that are not those of the workers."""
     if given["clients_here"] and given["cores"] is None:
         raise OptionError("--clients-here goes with --cores: say how many the machine has.")
-    if given["cores"] is not None and profile.about.device != "cpu":
-        raise OptionError(f"--cores is for workers on a processor, and the profile is of {profile.about.processor}.")
-    if given["cores"] is not None and profile.about.ranks > 1:
-        raise OptionError(f"--cores is for workers of one device, and the profile's has {profile.about.ranks}.")
+    if given["cores"] is None:
+        return
+    if len(profiles) > 1:
+        raise OptionError("--cores is for workers that are all of one profile: leave it out, or plan with one.")
+    (about,) = [one.about for one in profiles]
+    if about.device != "cpu":
+        raise OptionError(f"--cores is for workers on a processor, and the profile is of {about.processor}.")
+    if about.ranks > 1:
+        raise OptionError(f"--cores is for workers of one device, and the profile's has {about.ranks}.")
 
 
 def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
@@ -183,7 +195,8 @@ def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
 # Figures beside those of the table of `bench`, and what they are called.
 ABOUT = {
     "cached_share": "cached", "busy": "busy", "kv_share": "KV used", "memory_gib": "GiB", "start_s": "seconds to start",
-    "cost_per_million_tokens": "cost of a million tokens", "highest_request_rate": "highest rate within the limits",
+    "cost_per_hour": "cost of an hour", "cost_per_million_tokens": "cost of a million tokens",
+    "highest_request_rate": "highest rate within the limits",
     "role_changes": "role changes", "breaks_first": "then breaks", "at_request_rate": "at a rate of",
     "busiest": "and busiest is",
 }  # fmt: skip

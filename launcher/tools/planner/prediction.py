@@ -2,7 +2,7 @@
 """The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,15 @@ from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
+from pontil.launcher.tools.planner.profile_kinds import of_each
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
 from pontil.runtime.config.worker_config import DRAFT_TOKENS
 from pontil.runtime.foundation.garbage import leave_to_requests
+from pontil.runtime.planner.coarse import WorkerSplit
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.planned_tiers import TierBlocks
+from pontil.runtime.planner.planned_worker import PlannedModel
 from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance
 from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
@@ -52,9 +55,10 @@ def enter_virtual_time() -> None:
 
 
 class Predictor:
-    """Predicts what clients would see of a topology under the loads of a command line."""
+    """Predicts what clients would see of a topology under the loads of a command line. It has a model for each of some
+    profiles; the proxy is on a host of the first."""
 
-    def __init__(self, profile: DeviceProfile, given: dict[str, Any]) -> None:
+    def __init__(self, profiles: Mapping[str, DeviceProfile], given: dict[str, Any]) -> None:
         enter_virtual_time()
         self.given = given
         self.limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
@@ -64,19 +68,46 @@ class Predictor:
         self.proxy_options = {name: given[name] for name in ("balance", "ttft_limit", "tpot_limit")}
         self.make_questions = questions_of({**given, "vocabulary": VOCABULARY})
         self.tenants = tenants_of(given["api_keys"])
-        drafts = check_draft(profile, given)
-        try:
-            self.model = planned_model(
-                with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
-                cores=given["cores"],
-                has_clients=given["clients_here"],
-                tier_blocks=tiers_of(profile, given["kv_tier"] or ()),
-                guesses=given["speculative_tokens"] or (DRAFT_TOKENS if drafts else 0),
-                accepted=given["accepted"],
-                drafts=drafts,
-            )
-        except ProfileError as error:
-            raise OptionError(f"--profile: {error}.") from None
+        self.models = dict[str, PlannedModel]()
+        for name, profile in profiles.items():
+            try:
+                self.models[name] = self.model_of(name, profile)
+            except (OptionError, ProfileError) as error:
+                raise OptionError(f"--profile {name}: {str(error).rstrip('.')}.") from None
+        self.prices = prices_of(given["price"], list(profiles))
+
+    def model_of(self, name: str, profile: DeviceProfile) -> PlannedModel:
+        """Return the model of workers of a profile. Raises OptionError or ProfileError."""
+        given, drafts = self.given, check_draft(profile, self.given)
+        return planned_model(
+            with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
+            cores=given["cores"],
+            has_clients=given["clients_here"],
+            tier_blocks=tiers_of(profile, given["kv_tier"] or ()),
+            guesses=given["speculative_tokens"] or (DRAFT_TOKENS if drafts else 0),
+            accepted=given["accepted"],
+            drafts=drafts,
+            kind=name,
+        )
+
+    @property
+    def model(self) -> PlannedModel:
+        """The model of the first profile."""
+        return next(iter(self.models.values()))
+
+    def topology(self, workers: WorkerSplit) -> PlannedTopology:
+        """Return so many workers of each profile as a topology."""
+        by_role, models = (workers.prefill, workers.decode, workers.mixed), list(self.models.values())
+        kinds = [model for counts in by_role for model, count in zip(models, counts, strict=True) for _ in range(count)]
+        prefill, decode, mixed = map(sum, by_role)
+        several = tuple(kinds) if len(models) > 1 else ()
+        return PlannedTopology(prefill, decode, mixed, self.given["disagg"], several)
+
+    def cost(self, models: Sequence[PlannedModel]) -> float | None:
+        """Return what workers of these models cost in an hour; None without prices."""
+        if self.prices is None:
+            return None
+        return sum(self.prices[model.kind] * model.profile.about.ranks for model in models)
 
     def rows(self, topology: PlannedTopology) -> list[Figures]:
         """Return the figures of each load; of a search for a rate those of all rates that were tried, and at last what
@@ -102,6 +133,19 @@ def tenants_of(file: Path | None) -> tuple[Tenant, ...]:
     lines = called(of_file(file))
     settings = dict(allowances_of(lines))
     return tuple((name, Allowance.of(settings.get(name, ()))) for name, _ in callers_of(lines))
+
+
+def prices_of(given: Any, names: Sequence[str]) -> dict[str, float] | None:
+    """Return the price of a device of each profile for an hour. Raises OptionError where one has none."""
+    if given is None:
+        return None
+    # One price may be that of all.
+    each = of_each("price", given, names) if isinstance(given, Mapping) else (given,) * len(names)
+    prices = dict(zip(names, each, strict=True))
+    if missing := [name for name, price in prices.items() if not price]:
+        all_names = ",".join(f"{name}:1" for name in names)
+        raise OptionError(f"--price says nothing of {missing[0]}: give the prices of all, like {all_names}.")
+    return prices
 
 
 def check_draft(profile: DeviceProfile, given: dict[str, Any]) -> bool:
@@ -200,26 +244,31 @@ class PlannedTrials:
         """Return the figures that only a planner knows."""
         answered = [one for one in report.requests if one.failure is None]
         prompts = sum(one.prompt_tokens for one in answered)
-        devices = self.topology.workers * self.predictor.model.profile.about.ranks
+        models = self.topology.models(self.predictor.model)
         made: Figures = {
             "cached_share": round(sum(one.cached_tokens for one in answered) / max(1, prompts), 4),
             "busy": {role: round(share, 3) for role, share in report.busy.items()},
             "kv_share": {role: round(share, 3) for role, share in report.blocks.items()},
-            "devices": devices,
-            "memory_gib": round(self.memory_bytes() / (1 << 30), 2),
-            "start_s": self.predictor.model.profile.host.start_seconds,
+            "devices": sum(model.profile.about.ranks for model in models),
+            "memory_gib": round(self.memory_bytes(models) / (1 << 30), 2),
+            "start_s": max(model.profile.host.start_seconds for model in models),
         }
-        if (price := self.given["price"]) is not None and (rate := figures.get("output_tokens_per_second")):
-            made["cost_per_million_tokens"] = round(price * devices / HOUR / rate * MILLION, 4)
+        if (cost := self.predictor.cost(models)) is not None:
+            made["cost_per_hour"] = round(cost, 4)
+            if rate := figures.get("output_tokens_per_second"):
+                made["cost_per_million_tokens"] = round(cost / HOUR / rate * MILLION, 4)
         return made
 
-    def memory_bytes(self) -> int:
+    def memory_bytes(self, models: Sequence[PlannedModel]) -> int:
         """Return the bytes of all weights and KV caches, which draft models share."""
-        model, sizes = self.predictor.model, self.predictor.model.profile.sizes
-        ranks = model.profile.about.ranks
-        drafting = sum(count for role, count in self.topology.roles.items() if model.drafts_in(role))
-        each = sizes.weight_bytes + ranks * sizes.blocks * sizes.block_bytes
-        return each * self.topology.workers + drafting * model.profile.draft.weight_bytes
+        return sum(map(memory_of, models, self.topology.places))
+
+
+def memory_of(model: PlannedModel, role: str) -> int:
+    """Return the bytes of the weights and the KV cache of one worker."""
+    profile, sizes = model.profile, model.profile.sizes
+    drafting = profile.draft.weight_bytes if model.drafts_in(role) else 0
+    return sizes.weight_bytes + profile.about.ranks * sizes.blocks * sizes.block_bytes + drafting
 
 
 def first_to_break(row: Figures) -> Figures:

@@ -93,8 +93,7 @@ class TierChain:
 
     def pin(self, key: Key, ticket: int) -> None:
         """Keep a block for leases where a tier has it."""
-        having = (tier for tier in reversed(self.tiers) if key in tier and self.pins.has_room(tier))
-        self.pins.answer(key, ticket, next(having, None))
+        self.pins.answer(key, ticket, self.pins.keeper(key, self.tiers))
 
     def store_pinned(self, key: Key, ticket: int, block: Block, digest: int) -> None:
         """Store a block, and keep it for leases: in the last tier that has room for pins, since a disk outlives more
@@ -150,7 +149,7 @@ class TierChain:
     def drop_from(self, tier: KVTier, key: Key) -> None:
         tier.drop(key)
         self.changed.put(key)
-        self.pins.lose(tier, [key])
+        self.pins.lose(tier, [key], self.tiers)
 
     def switch_off(self, tier: KVTier, error: OSError) -> None:
         """Use a tier no more. What it held is computed when it is needed."""
@@ -159,7 +158,7 @@ class TierChain:
         self.tiers = tuple(other_tier for other_tier in self.tiers if other_tier is not tier)
         self.failures += 1
         self.changed.put(None)
-        self.pins.lose(tier, list(self.pins.of(tier)))
+        self.pins.lose(tier, list(self.pins.of(tier)), self.tiers)
         logger.error(
             "the %s tier of the KV cache failed (%s) and is switched off until this worker starts again: prefixes that "
             "it held are computed",

@@ -2,7 +2,7 @@
 """The blocks of tiers that leases keep there: they leave for no other block."""
 
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.cache.prefix import Key
@@ -51,6 +51,10 @@ class TierPins:
     def has_room(self, tier: KVTier) -> bool:
         return self.count(tier.name) < self.most([tier])
 
+    def keeper(self, key: Key, tiers: Sequence[KVTier]) -> KVTier | None:
+        """Return the last of these tiers that has a block and room to keep it."""
+        return next((tier for tier in reversed(tiers) if key in tier and self.has_room(tier)), None)
+
     def answer(self, key: Key, ticket: int, tier: KVTier | None) -> None:
         """Pin a key in a tier, or in none, and say so."""
         if tier is not None:
@@ -62,8 +66,12 @@ class TierPins:
         for keys in self.by_tier.values():
             keys.discard(key)
 
-    def lose(self, tier: KVTier, keys: Iterable[Key]) -> None:
-        """End the pins among these keys, of blocks that a tier has not any more, and say so."""
-        for key in self.of(tier).intersection(keys):
+    def lose(self, tier: KVTier, keys: Iterable[Key], others: Sequence[KVTier]) -> None:
+        """End the pins among these keys, of blocks that a tier has not any more. One of the others keeps a block that
+        it has too; of any other it is said that it is lost."""
+        for key in sorted(self.of(tier).intersection(keys)):
             self.of(tier).remove(key)
-            self.results.put(PinResult(key, None, False))
+            if (having := self.keeper(key, others)) is None:
+                self.results.put(PinResult(key, None, False))
+            else:
+                self.of(having).add(key)

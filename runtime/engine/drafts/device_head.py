@@ -69,4 +69,6 @@ class DeviceLayerRunner(DeviceRunner):
         return replace(rows, plan=replace(rows.plan, embeddings=states_of(self.feeds, tile.spans), media=None))
 
     def keep(self, rows: TileRows, hidden: Tensor) -> None:
-        self.computed += with_own(rows.spans, iter([hidden[place].clone() for place in rows.plan.drawn]))
+        assert isinstance(self.model, DraftLayer)
+        fed = self.model.fed(hidden)
+        self.computed += with_own(rows.spans, iter([fed[place].clone() for place in rows.plan.drawn]))

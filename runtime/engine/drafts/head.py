@@ -40,7 +40,7 @@ class DraftLayerRunner(ModelRunner):
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
         entering = self.layer.rows(self.tiles.tensor(plan.ids), states_of(self.feeds, tile.spans))
         hidden = self.tiles.forward(replace(plan, embeddings=entering, media=None), states)
-        for span, own in with_own(tile.spans, iter(hidden)):
+        for span, own in with_own(tile.spans, iter(self.layer.fed(hidden))):
             self.feeds[span.sequence].computed(span, own)
         return hidden
 

@@ -41,7 +41,9 @@ ANY_BEFORE = r".*\."
 """The beginning that PEFT itself writes into patterns, of names with this ending."""
 KIND_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-          "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "mlp.gate", "mlp.shared_expert_gate")  # fmt: skip
+          "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "mlp.gate", "mlp.shared_expert_gate",
+          "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj",
+          )  # fmt: skip
 """Layers that may be adapted, by the ends of their names."""
 # Fields of kinds that this version does not compute, and the kinds.
 UNSUPPORTED = {
@@ -149,6 +151,9 @@ def adapter_sizes(directory: Path, tensors: Mapping[str, Stored]) -> dict[str, A
         match = TENSOR.fullmatch(stored)
         if match is None:
             raise AdapterError(f"{directory} has a tensor {stored:.200}, which is of no linear layer's LoRA")
+        if len(shape) > 2:
+            says = f"{directory} adapts {match[1]:.200}, which is no linear layer"
+            raise AdapterError(f"{says}: this version computes adapters of linear layers")
         if len(shape) != 2 or kind not in KIND_BYTES:
             raise AdapterError(f"{directory} has in {stored:.200} no matrix of floats: save it again")
         found.setdefault(match[1], {})[match[2]] = shape

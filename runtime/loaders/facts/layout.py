@@ -171,7 +171,7 @@ def ignorable(config: ModelConfig) -> Callable[[str], bool]:
     tensor, or one of the layers that guess further tokens, which follow the model's own."""
     names = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.num_layers)}
     names |= {"lm_head.weight"} if config.tie_word_embeddings else set()
-    guessing = ARCHITECTURES[config.architecture].guessing_layers
+    guessing = ARCHITECTURES[config.architecture].guessing_layers == "behind"
 
     def ignored(name: str) -> bool:
         layer = re.match(r"model\.layers\.(\d{1,5})\.", name) if guessing else None

@@ -15,7 +15,9 @@ from pontil.runtime.models.weights import Weights
 
 
 class Gemma3(Decoder):
-    """Norm weights are stored minus one. Layers with a window have a rotary base of their own."""
+    """Layers with a window have a rotary base of their own."""
+
+    norm_offset = 1.0
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -26,15 +28,12 @@ class Gemma3(Decoder):
         config, prefix = self.config, f"model.layers.{index}."
         before = self.pair(prefix + "input_layernorm", prefix + "pre_feedforward_layernorm", weights)
         after = self.pair(prefix + "post_attention_layernorm", prefix + "post_feedforward_layernorm", weights)
-        attention = Attention(config, index, weights, HeadNorms(config, index, weights, offset=1.0))
+        attention = Attention(config, index, weights, HeadNorms(config, index, weights, self.norm_offset))
         mlp = GatedMlp(weights, prefix + "mlp.", config.hidden_size, config.intermediate_size, GELU)
         return Block(self.dtype, attention, mlp, before=before, after=after)
 
     def pair(self, attention: str, feed_forward: str, weights: Weights) -> tuple[Norm, Norm]:
         return self.make_norm(attention, weights), self.make_norm(feed_forward, weights)
-
-    def make_norm(self, name: str, weights: Weights) -> Norm:
-        return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps, offset=1.0)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return super().embed(token_ids) * self.embedding_scale

@@ -26,9 +26,10 @@ def build_model(config: ModelConfig, weights: Weights) -> Model:
 def build_draft_layer(config: ModelConfig, weights: Weights, target: Model, form: DraftLayerForm) -> DraftLayer:
     """Build the layer that guesses for a target of the same sizes. Raises ModelError."""
     assert isinstance(target, Decoder)
-    join = StateJoin(config, weights, form)
+    decoder = decoder_class(ARCHITECTURES[config.architecture].target)
+    join = StateJoin(config, weights, form, decoder.norm_offset)
     shared = SharedParts(target.embedding, target.head, form.without_norms)
-    return DraftLayer(decoder_class(ARCHITECTURES[config.architecture].target)(config, weights, shared), join)
+    return DraftLayer(decoder(config, weights, shared), join, form.feeds_normed)
 
 
 def build_embedder(config: ModelConfig, weights: Weights, score_rows: int = 0) -> Decoder:

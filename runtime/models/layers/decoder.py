@@ -50,7 +50,10 @@ class SharedParts:
 
 
 class Decoder(ABC):
-    """A Model. An architecture adds its blocks and its other peculiarities. Tensor names are Hugging Face's."""
+    """A Model. An architecture adds its blocks and its other peculiarities. Tensor names are Hugging Face's. Norm
+    weights are stored less `norm_offset`."""
+
+    norm_offset = 0.0
 
     def __init__(self, config: ModelConfig, weights: Weights, shared: SharedParts | None = None) -> None:
         self.config, self.shared = config, shared
@@ -83,7 +86,7 @@ class Decoder(ABC):
     def make_norm(self, name: str, weights: Weights) -> Norm:
         if self.shared is not None and name in self.shared.without_norms:
             return Unnormed()
-        return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
+        return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps, self.norm_offset)
 
     def fuse(self, block: Block) -> FusedBlock:
         rotary = self.global_rotary if block.attention.layer.window is None else self.local_rotary

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer that guesses tokens from another model's hidden states: DeepSeek V3's MTP module (arXiv 2412.19437, section
-2.2), or an EAGLE head (Li et al., 2024, arXiv 2401.15077).
+2.2), that of Qwen3-Next and Qwen3.5, or an EAGLE head (Li et al., 2024, arXiv 2401.15077).
 
 A row of position i has the target's final hidden state of position i and the token of position i + 1; its result gives
 the token of position i + 2, and stands for the target's state where the next guess is made.
@@ -26,12 +26,13 @@ from pontil.runtime.models.weights import Weights
 
 
 class StateJoin:
-    """Makes the layer's rows: a product of token embeddings, first, and hidden states."""
+    """Makes the layer's rows: a product of token embeddings, first, and hidden states. Norm weights are stored less an
+    `offset`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, form: DraftLayerForm) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, form: DraftLayerForm, offset: float) -> None:
         self.dtype, size = weights.dtype, config.hidden_size
         names = ("enorm", "hnorm") if form.normed else ()
-        norms = [Norm(weights, name, size, config.rms_norm_eps) for name in names] or [Unnormed(), Unnormed()]
+        norms = [Norm(weights, name, size, config.rms_norm_eps, offset) for name in names] or [Unnormed(), Unnormed()]
         self.embedding_norm, self.state_norm = norms
         self.product = weights.linear(2 * size, ("eh_proj", size), bias=form.bias)
 
@@ -42,11 +43,11 @@ class StateJoin:
 
 
 class DraftLayer:
-    """A Model of one layer, whose inputs are joined rows, and whose results are before its last norm: these are what
-    the next guess starts from. Embedding and head are the target's own memory."""
+    """A Model of one layer, whose inputs are joined rows, and whose results are before its last norm. Embedding and
+    head are the target's own memory."""
 
-    def __init__(self, layer: Decoder, join: StateJoin) -> None:
-        self.layer, self.join = layer, join
+    def __init__(self, layer: Decoder, join: StateJoin, feeds_normed: bool = False) -> None:
+        self.layer, self.join, self.feeds_normed = layer, join, feeds_normed
         (self.block,) = layer.blocks
         self.config, self.dtype, self.device = layer.config, layer.dtype, layer.device
         self.kernels: KernelLibrary | None = layer.kernels
@@ -66,6 +67,10 @@ class DraftLayer:
     def rows(self, token_ids: Tensor, states: Tensor) -> Tensor:
         """Return the inputs of rows with these tokens and hidden states, float32 [rows, hidden_size]."""
         return self.join(self.embed(token_ids), states)
+
+    def fed(self, hidden: Tensor) -> Tensor:
+        """Return the states, float32 [rows, hidden_size], that stand for the target's behind these results."""
+        return self.layer.norm(hidden) if self.feeds_normed else hidden
 
     def forward(
         self,

@@ -124,7 +124,7 @@ class Dispatcher:
     def idle_room_for(self, request: Request) -> Route | None:
         """Return the worker with the most idle seats for a request that gives way, or None; one that holds its prompt
         by a lease goes before all. It does all of it: what is computed for another worker could not do so."""
-        workers = self.registry.of(request.work.group).serving(request.release)
+        workers = self.lookup.workers(request)
         seats = seating([worker.load for worker in workers], "never" if request.work.alone else self.config.disagg)
         holders = self.lookup.holders(request)
         ids = {load.incarnation for load in seats}.union(holders)

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.request import Request
@@ -42,9 +43,8 @@ class PrefixLookup:
     def loads_with_prefix(self, request: Request) -> tuple[WorkerLoad, ...]:
         """Return these loads with the tokens found there. Takes less than a millisecond: of a long prompt that was not
         prepared only the beginning is looked for."""
-        group = self.registry.of(request.work.group)
-        self.settle(request, group)
-        workers, prefix = group.serving(request.release), self.prefix_of(request, group)
+        workers = self.workers(request)
+        prefix = self.prefix_of(request, self.registry.of(request.work.group))
         if prefix is None:
             return tuple([worker.loads.get(0) or worker.load for worker in workers])
         self.unfinished += prefix.grow([worker.prefixes for worker in workers])
@@ -55,14 +55,13 @@ class PrefixLookup:
 
     def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad], may_claim: bool) -> Sequence[WorkerLoad]:
         """Return loads that were looked up for a request with what its caller may have of others."""
-        workers = self.registry.of(request.work.group).serving(request.release)
+        workers = self.workers(request)
         return [worker.load_for(load, request.share, may_claim) for worker, load in zip(workers, loads, strict=True)]
 
     def holders(self, request: Request) -> Collection[str]:
         """Return the workers that hold most of the prompt by leases; none where nobody leases any of it."""
-        group = self.registry.of(request.work.group)
-        workers = [worker for worker in group.serving(request.release) if worker.prefixes.leased]
-        prefix = self.prefix_of(request, group) if workers else None
+        workers = [worker for worker in self.workers(request) if worker.prefixes.leased]
+        prefix = self.prefix_of(request, self.registry.of(request.work.group)) if workers else None
         if prefix is None:
             return ()
         self.unfinished += prefix.grow([worker.prefixes for worker in workers])
@@ -85,15 +84,21 @@ class PrefixLookup:
     def coming(self, request: Request) -> int:
         """Return how many tokens of the prompt whoever has them next by a lease need not compute, more than any worker
         that the request can be sent to now; 0 where no such lease moves."""
-        group = self.registry.of(request.work.group)
+        group, workers = self.registry.of(request.work.group), self.workers(request)
         held = self.moving(group, request.release)
         prefix = self.prefix_of(request, group) if held else None
         if prefix is None:
             return 0
-        caches = [worker.prefixes for worker in group.serving(request.release)]
+        caches = [worker.prefixes for worker in workers]
         prefix.grow([*caches, *held])
         coming = max(cache.count_leased(prefix.keys) for cache in held) * prefix.block_size
         return max(0, coming - max(prefix.found_in(caches), default=0))
+
+    def workers(self, request: Request) -> list[RegisteredWorker]:
+        """Return the workers to which a request can be sent now, of the release that it stays with."""
+        group = self.registry.of(request.work.group)
+        self.settle(request, group)
+        return group.serving(request.release)
 
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has

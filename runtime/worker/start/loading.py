@@ -89,7 +89,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     checkpoint = for_its_device(config, stage_checkpoint(config))
     if isinstance(checkpoint, HfCheckpoint) and checkpoint.left_out:
         parts = ", ".join(f"{name}* ({count} tensors)" for name, count in checkpoint.left_out.items())
-        logger.info("other parts of this model are not read: %s", parts)
+        logger.info("tensors of other parts are no part of this model: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
     guesses = config.speculative_tokens > 0 or config.speculative_model is not None

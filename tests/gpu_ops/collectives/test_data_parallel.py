@@ -11,7 +11,7 @@ import rank_calls
 import rank_models
 import torch
 from architectures import VOCAB, hugging_model
-from mixtures import MIXTURES
+from mixtures import DEEPER, MIXTURES
 from rank_models import PromptRun
 from rank_processes import RankProcesses
 from tiny_omni import write_tiny_omni
@@ -83,6 +83,12 @@ def test_rows_of_quantized_experts_travel_alike(processes: RankProcesses, path: 
 def test_shared_experts_with_a_gate_for_each_row(processes: RankProcesses, tmp_path: Path) -> None:
     write_tiny_omni(tmp_path)
     compare_by_kernels(processes, runs_of(tmp_path, 2, torch.bfloat16, talker=True))
+
+
+def test_each_rank_adapts_its_own_recurrent_layers(processes: RankProcesses, tmp_path: Path) -> None:
+    """From a position within a tile on; experts are left as they are."""
+    hugging_model("qwen3_next", DEEPER).save_pretrained(tmp_path)
+    compare_by_kernels(processes, runs_of(tmp_path, 2, torch.bfloat16, adapted_from=2, adapted_experts=False))
 
 
 @pytest.mark.long

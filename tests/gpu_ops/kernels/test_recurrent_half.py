@@ -2,7 +2,7 @@
 """Recurrent layers by every instruction set: the reference's results and states, in any cutting and company (C16)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,19 +14,28 @@ from pontil.gpu_ops.kernels.layer import Norms
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.recurrent import RecurrentHalf, RecurrentShape, RecurrentWeights
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kernels.weights.adapters import MatrixAdapters
+from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kv.states import StateSpan, TileStates
 from pontil.gpu_ops.norm import rms_norm
+from pontil.gpu_ops.parameters.adapters import NO_ADAPTER, LowRank
 from pontil.gpu_ops.recurrence import causal_convolution, gated_delta, state_space, unit
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 HIDDEN, LENGTH, TOKENS, LAYERS = 64, 90, 32, 2
 
 
+class AdaptedHalf(RecurrentHalf):
+    """The half with the adapters of its products."""
+
+    own: list[MatrixAdapters]
+
+
 @dataclass(frozen=True)
 class RecurrentCase:
     """A random layer, number 1 of LAYERS, over one text in blocks of TOKENS positions: of the delta rule, or a state
-    `space`."""
+    `space`. Its adapters may be `merged` into its products."""
 
     dtype: torch.dtype
     key_heads: int = 2
@@ -35,6 +44,7 @@ class RecurrentCase:
     value_dim: int = 32
     width: int = 4
     space: bool = False
+    merged: bool = False
 
     @property
     def channels(self) -> int:
@@ -48,7 +58,14 @@ class RecurrentCase:
     def products(self) -> tuple[Tensor, Tensor]:
         values = self.value_heads * self.value_dim
         into = self.channels + values + (1 if self.space else 2) * self.value_heads
-        return weight(self.dtype, 1, into, HIDDEN), weight(self.dtype, 2, HIDDEN, values)
+        products = weight(self.dtype, 1, into, HIDDEN), weight(self.dtype, 2, HIDDEN, values)
+        if not self.merged:
+            return products
+        first, second = (
+            (one.float() + more.up @ more.down).to(self.dtype)
+            for one, more in zip(products, low_ranks(products, 0), strict=True)
+        )
+        return first, second
 
     @property
     def weights(self) -> RecurrentWeights:
@@ -65,8 +82,14 @@ class RecurrentCase:
 
     def half(self, library: KernelLibrary) -> RecurrentHalf:
         shape = RecurrentShape(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.width, 1, EPSILON)
-        into, out = (pack(one) for one in self.products)
-        return RecurrentHalf(library, (into, out), self.weights, Norms(EPSILON, random(8, HIDDEN)), shape)
+        own = [MatrixAdapters((len(one),)) for one in self.products]
+        into, out = (held.of(pack(one)) for held, one in zip(own, self.products, strict=True))
+        for number in range(2):
+            for held, one in zip(own, low_ranks(self.products, number), strict=True):
+                held.made([one], Arena()).put(number)
+        half = AdaptedHalf(library, (into, out), self.weights, Norms(EPSILON, random(8, HIDDEN)), shape)
+        half.own = own
+        return half
 
     def pool(self, blocks: int) -> Tensor:
         """States that were never written: all their bits make NaN. Other numbers lie between blocks."""
@@ -74,12 +97,12 @@ class RecurrentCase:
         whole.view(torch.uint8).fill_(255)
         return whole[:, 8:-16]
 
-    def computed(self, half: RecurrentHalf, cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The results, and the states behind each block."""
+    def computed(self, half: RecurrentHalf, cuts: Sequence[int], adapter: int = NO_ADAPTER) -> tuple[Tensor, Tensor]:
+        """The results, and the states behind each block, with an adapter of the half."""
         pool, blocks = self.pool(5), [3, 1, 4]
         hidden, start = self.x, 0
         for part in hidden.split(list(cuts)):
-            half(part, tile(self.dtype, pool, [(start, len(part), blocks)]))
+            half(part, tile(self.dtype, pool, [(start, len(part), blocks)], [adapter]))
             start += len(part)
         return hidden, pool[blocks, self.numbers :].clone()
 
@@ -132,13 +155,27 @@ CASES = {
 CUTS = ([1] * 30 + [4, 31, 25], [89, 1])
 
 
-def tile(dtype: torch.dtype, states: Tensor, spans: Sequence[tuple[int, int, list[int]]]) -> KernelTile:
-    """A tile without keys and values."""
+def low_ranks(products: tuple[Tensor, Tensor], number: int) -> list[LowRank]:
+    """One of two adapters of the products, of ranks of which one is odd."""
+    rank, seed, made = 7 + 9 * number, 20 + 4 * number, list[LowRank]()
+    for place, (outputs, inputs) in enumerate(one.shape for one in products):
+        down = random(seed + place, rank, inputs) * inputs**-0.5
+        made.append(LowRank(down, random(seed + 2 + place, outputs, rank) / 4))
+    return made
+
+
+def tile(
+    dtype: torch.dtype,
+    states: Tensor,
+    spans: Sequence[tuple[int, int, list[int]]],
+    adapters: Sequence[int] = (NO_ADAPTER,) * 9,
+) -> KernelTile:
+    """A tile without keys and values, whose spans have these adapters."""
     own = [StateSpan(*span) for span in spans]
     pool = torch.zeros(1, 1, 2, 1, 8, 16, dtype=dtype)
     return KernelTile(
         pool,
-        [TileSpan(start, count, [0] * 12) for start, count, _ in spans],
+        [TileSpan(span[0], span[1], [0] * 12, adapter) for span, adapter in zip(spans, adapters, strict=False)],
         dtype,
         states=TileStates(states, TOKENS, own),
     )
@@ -164,15 +201,30 @@ def test_threads_change_nothing(one_thread: KernelLibrary, three_threads: Kernel
         assert torch.equal(again, whole) and torch.equal(after, states)
 
 
-def test_sequences_in_one_tile_know_nothing_of_each_other(one_thread: KernelLibrary) -> None:
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "a state space of one group"])
+def test_rows_with_an_adapter_equal_merged_weights(library: KernelLibrary, name: str) -> None:
+    case = CASES[name]
+    half, (expected, left) = case.half(library), replace(case, merged=True).expected()
+    whole, states = case.computed(half, [LENGTH], 0)
+    tolerance = 2e-5 if case.dtype == FLOAT32 else 3e-2
+    assert (whole - expected).norm() / (expected - case.x).norm() < tolerance
+    assert (states - left).norm() / left.norm() < tolerance
+    assert (case.computed(half, [LENGTH])[1] - states).norm() / left.norm() > 0.1
+    for cuts in CUTS:
+        again, after = case.computed(half, cuts, 0)
+        assert torch.equal(again, whole) and torch.equal(after, states)
+
+
+@pytest.mark.parametrize("adapters", [(NO_ADAPTER,) * 4, (0, NO_ADAPTER, 1, 0)])
+def test_sequences_in_one_tile_know_nothing_of_each_other(one_thread: KernelLibrary, adapters: tuple[int, ...]) -> None:
     case = CASES["bfloat16"]
     half, pool = case.half(one_thread), case.pool(9)
     pool[:] = random(9, 9, LAYERS * case.numbers)
     spans = [(0, 5, [1]), (40, 1, [2, 3]), (30, 40, [8, 5, 6]), (64, 1, [0, 4, 7])]
     rows = random(10, 47, HIDDEN)
     apart, parts = pool.clone(), [part.clone() for part in rows.split([count for _, count, _ in spans])]
-    half(rows, tile(case.dtype, pool, spans))
-    for part, span in zip(parts, spans, strict=True):
-        half(part, tile(case.dtype, apart, [span]))
+    half(rows, tile(case.dtype, pool, spans, adapters))
+    for part, span, adapter in zip(parts, spans, adapters, strict=True):
+        half(part, tile(case.dtype, apart, [span], [adapter]))
     assert torch.equal(rows, torch.cat(parts))
     assert torch.equal(pool, apart)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from quantized_directory import FORMS, quantize
 from safetensors.torch import load_file, save_file
-from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_draft_layers import write_eagle_head, write_mtp_hybrid, write_mtp_model
+from tiny_hybrid import write_tiny_hybrid
 from tiny_llama import write_json, write_tiny_llama
 
 from pontil.runtime.errors import DraftModelError, ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, is_eagle, open_draft_layer
 from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.worker.start.draft_pair import check_pair
@@ -106,20 +108,51 @@ def test_an_mtp_layer_is_the_one_behind_the_last(tmp_path: Path) -> None:
         find_draft_layer(tmp_path, "mtp")
 
 
+def test_a_hybrid_models_layer_stands_apart(tmp_path: Path) -> None:
+    write_tiny_hybrid(tmp_path)
+    with pytest.raises(DraftModelError, match="needs a checkpoint with an MTP layer, and .* has none"):
+        find_draft_layer(tmp_path, "mtp")
+    write_mtp_hybrid(tmp_path)
+    before = dict(open_checkpoint(tmp_path).places)
+    source = find_draft_layer(tmp_path, "mtp")
+    assert source is not None and source.form.normed and source.form.feeds_normed
+    assert not any(name.startswith("mtp") for name in before) and source.config.recurrent is None
+    tensors = load_file(tmp_path / WHOLE)
+    found = dict(open_draft_layer(source).tensors())
+    assert torch.equal(found["eh_proj.weight"], tensors["mtp.fc.weight"])
+    assert torch.equal(found["hnorm.weight"], tensors["mtp.pre_fc_norm_hidden.weight"])
+    assert sum(name.startswith("mtp.") for name in tensors) == len(found)
+    # Other programs write all experts in one tensor.
+    prefix, parts = "mtp.layers.0.mlp.experts", dict[str, torch.Tensor]()
+    for fused, names in {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.items():
+        each = [torch.cat([tensors.pop(f"{prefix}.{number}.{name}.weight") for name in names]) for number in range(4)]
+        parts[f"{prefix}.{fused}"] = torch.stack(each)
+    save_file(tensors | parts, tmp_path / WHOLE, metadata={"format": "pt"})
+    again = dict(open_draft_layer(source).tensors())
+    assert again.keys() == found.keys() and all(torch.equal(again[name], found[name]) for name in found)
+    # A further layer is not read; what this version does not know is refused.
+    change_tensors(tmp_path, more={"mtp.layers.1.input_layernorm.weight": torch.ones(64)})
+    assert len(open_draft_layer(source).places) == len(found)
+    change_tensors(tmp_path, more={"mtp.embed_tokens.weight": torch.ones(4)})
+    with pytest.raises(DraftModelError, match=r"the MTP layer in .* holds besides embed_tokens\.weight"):
+        open_draft_layer(source)
+
+
 @pytest.mark.parametrize("form", ["gptq-8", "bytes"])
-@pytest.mark.parametrize("kind", ["mtp", "eagle"])
+@pytest.mark.parametrize("kind", ["mtp", "hybrid", "eagle"])
 def test_quantized_layers_are_the_weights_that_they_stand_for(
     tmp_path: Path, target: Path, head: Path, kind: str, form: str
 ) -> None:
     folder = head
-    if kind == "mtp":
+    if kind != "eagle":
         folder = target = tmp_path / "mtp"
-        write_mtp_model(folder)
-    source = find_draft_layer(target, "mtp" if kind == "mtp" else head)
+        (write_mtp_model if kind == "mtp" else write_mtp_hybrid)(folder)
+    named = head if kind == "eagle" else "mtp"
+    source = find_draft_layer(target, named)
     assert source is not None
     plain = dict(open_draft_layer(source).tensors(torch.float32))
     stands_for = quantize(folder, *FORMS[form], kept=("embed", "head", "norm", "gate.", "kv_", "q_a", "q_b"))
-    source = find_draft_layer(target, "mtp" if kind == "mtp" else head)
+    source = find_draft_layer(target, named)
     assert source is not None
     expected = plain | {source.name_here(name): torch.from_numpy(one).float() for name, one in stands_for.items()}
     found = dict(open_draft_layer(source).tensors(torch.float32))

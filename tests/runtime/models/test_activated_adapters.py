@@ -79,11 +79,17 @@ def adapt(hugging: PreTrainedModel, layers: dict[str, LowRank], start: int) -> N
         setattr(parent, last, FromPosition(getattr(parent, last), one, start))
 
 
-@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize(
+    ("name", "by_kernels"),
+    by_default(
+        {("llama", False), ("llama", True), ("qwen3_5_text", True)},
+        [(name, fast) for name in ("llama", "qwen3_5_text") for fast in (False, True)],
+    ),
+)
 def test_logits_are_those_of_layers_that_are_adapted_from_a_position_on(
-    by_kernels: bool, tmp_path: Path, library: KernelLibrary
+    name: str, by_kernels: bool, tmp_path: Path, library: KernelLibrary
 ) -> None:
-    hugging = hugging_model("llama", ROUND_SIZES)
+    hugging = hugging_model(name, ROUND_SIZES)
     hugging.save_pretrained(tmp_path)
     model = read_model(tmp_path, torch.float32, kernels=library if by_kernels else None)
     layers = random_layers(model, 1)

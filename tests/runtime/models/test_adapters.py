@@ -23,7 +23,7 @@ from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (70,), generator=torch.Generator().manual_seed(3)).tolist()
-DIFFERENT = ("llama", "qwen3_moe-dense", "gemma3_text", "deepseek_v3")
+DIFFERENT = ("llama", "qwen3_moe-dense", "gemma3_text", "deepseek_v3", "qwen3_next", "qwen3_5_text", "bamba")
 PAIRS = [(name, fast) for name in NAMES for fast in (False, True)]
 
 
@@ -62,7 +62,7 @@ def test_logits_equal_those_of_merged_weights(
 
 @pytest.mark.parametrize(
     ("name", "by_kernels"),
-    by_default({("qwen2", True), ("deepseek_v3", True), ("qwen3_moe", False)}, PAIRS),
+    by_default({("qwen2", True), ("deepseek_v3", True), ("qwen3_moe", False), ("qwen3_5_text", True)}, PAIRS),
 )
 def test_a_row_has_the_same_bits_alone_and_beside_other_adapters(
     name: str, by_kernels: bool, tmp_path: Path, library: KernelLibrary

@@ -10,7 +10,7 @@ import pytest
 import torch
 from always_draft import AlwaysDraft
 from effort import by_default, examples
-from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_draft_layers import write_eagle_head, write_mtp_hybrid, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult
@@ -26,6 +26,7 @@ from pontil.runtime.worker.generate.hidden_row import digest_of, handed_state
 PROMPT = [20 + at for at in range(42)]
 FRESH = tuple(range(100, 108))
 COUNT = 3
+HYBRID = "mtp of a hybrid model"
 # The answers cross the end of a block.
 LENGTH = examples(18, 30)
 KINDS: dict[str, SamplingParams] = {
@@ -44,10 +45,13 @@ def head_of(worker: PromptWorker) -> DraftHead:
     return drafter.model
 
 
-@pytest.fixture(scope="module", params=["mtp", "mtp of kernels", "eagle"])
+@pytest.fixture(scope="module", params=["mtp", "mtp of kernels", HYBRID, "eagle"])
 def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, str]:
     """Return a model, and what is named to guess for it."""
     folder = tmp_path_factory.mktemp("named")
+    if request.param == HYBRID:
+        write_mtp_hybrid(folder)
+        return folder, "mtp"
     if request.param != "eagle":
         write_mtp_model(folder, by_kernels=request.param != "mtp")
         return folder, "mtp"
@@ -56,7 +60,7 @@ def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 # With torch's operations a layer is seen by itself in runtime/engine/drafts/test_head.py.
-OF_KERNELS = by_default({"mtp of kernels"}, ["mtp", "mtp of kernels", "eagle"])
+OF_KERNELS = by_default({"mtp of kernels", HYBRID}, ["mtp", "mtp of kernels", HYBRID, "eagle"])
 
 
 @pytest.fixture
@@ -111,7 +115,9 @@ def check_kind(proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str) ->
 
 
 @pytest.mark.parametrize(
-    "named", by_default({"mtp of kernels", "eagle"}, ["mtp", "mtp of kernels", "eagle"]), indirect=True
+    "named",
+    by_default({"mtp of kernels", HYBRID, "eagle"}, ["mtp", "mtp of kernels", HYBRID, "eagle"]),
+    indirect=True,
 )
 def test_with_a_draft_layer_all_is_as_without(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:  # B1, C16
     """Each kind of request, one after the other by the same workers."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of a model with recurrent layers that guess: the tokens of one that does not, by a pair, behind what an
-answer left, after a kill, and with a draft model."""
+answer left, after a kill, and with a draft model or layer."""
 
 import random
 from pathlib import Path
@@ -10,14 +10,14 @@ import pytest
 from always_draft import AlwaysDraft
 from drafted import Always, Oracle
 from kept_places import WorkerPlace
-from tiny_draft_layers import write_eagle_head
-from tiny_hybrid import write_tiny_hybrid
+from tiny_draft_layers import write_eagle_head, write_mtp_hybrid
 from tiny_llama import write_tiny_llama
 from workers import ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.cache.prefix import STATE_TOKENS
+from pontil.runtime.engine.drafts.head import DraftHead
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
-from pontil.runtime.errors import DraftModelError, ModelError
+from pontil.runtime.errors import ModelError
 from pontil.runtime.worker.start.draft_pair import check_pair
 
 SETTINGS: dict[str, Any] = {"max_model_len": 800, "kv_cache_memory": 8 << 20, "kernels": "auto"}
@@ -27,7 +27,7 @@ GUESSING = SETTINGS | {"speculative_tokens": 4}
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    write_tiny_hybrid(folder)
+    write_mtp_hybrid(folder)
     return folder
 
 
@@ -81,17 +81,55 @@ def test_turns_go_on_from_what_a_guessed_answer_left(proxy: ScriptedProxy, hybri
     place.close()
 
 
-@pytest.mark.parametrize("what", ["model", "head"])
-def test_a_plain_model_or_an_eagle_head_guesses_for_one_with_states(
+def test_a_layer_goes_on_behind_prefixes_and_kills(proxy: ScriptedProxy, hybrid: Path, tmp_path: Path) -> None:
+    """At a boundary, behind an answer, and in the next process: the layer begins where the states are computed."""
+    plain = open_worker(hybrid, tmp_path, "mixed:9", "mixed", **SETTINGS, prefix_caching=False)
+    proxy.admit(plain)
+
+    def plainly(tokens: list[int], count: int) -> list[int]:
+        proxy.submit(plain, f"plain {len(tokens)}", tokens, greedy(count, ignore_eos=True))
+        return proxy.finish(f"plain {len(tokens)}")[0].ids
+
+    place = WorkerPlace(proxy, hybrid, tmp_path, "mixed:0", "mixed")
+
+    def start() -> None:
+        worker = place.start(**GUESSING, speculative_model="mtp")
+        drafter = worker.machine.scheduler.drafts.drafter
+        assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, DraftHead)
+        drafter.policy = AlwaysDraft()
+
+    def guessed(tokens: list[int], count: int, known: int) -> list[int]:
+        before = place.worker.machine.engine.drafted
+        ids, cached = place.ask(tokens, count)
+        assert ids == plainly(tokens, count) and cached == known and place.worker.machine.engine.drafted > before
+        return ids
+
+    start()
+    first = guessed(prompt(300), 20, 0)
+    # A prompt that is asked once more goes back to the boundary.
+    shared = [*prompt(290), 9, 8, 7]
+    guessed(shared, 12, STATE_TOKENS)
+    turn = [*prompt(300), *first, 7, 8]
+    again = guessed(turn, 20, 319)
+    place.record()
+    place.end()
+    start()
+    guessed([*turn, *again, 7], 12, len(turn) + 19)
+    place.close()
+
+
+@pytest.mark.parametrize("what", ["model", "head", "layer"])
+def test_a_plain_model_or_a_draft_layer_guesses_for_one_with_states(
     proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, what: str
 ) -> None:
     """Both have room for the same number of tokens, though not for the same number of blocks."""
     if what == "model":
         write_tiny_llama(tmp_path / "draft", seed=4, num_layers=1)
-    else:
+    elif what == "head":
         write_eagle_head(tmp_path / "draft", hybrid)
-    check_pair(hybrid, tmp_path / "draft")
-    own = GUESSING | {"speculative_model": str(tmp_path / "draft"), "prefix_caching": False}
+    named = Path("mtp") if what == "layer" else tmp_path / "draft"
+    check_pair(hybrid, named)
+    own = GUESSING | {"speculative_model": str(named), "prefix_caching": False}
     guessing = open_worker(hybrid, tmp_path, "mixed:0", "mixed", **own)
     plain = open_worker(hybrid, tmp_path, "mixed:1", "mixed", **SETTINGS | {"prefix_caching": False})
     drafter, machine = guessing.machine.scheduler.drafts.drafter, guessing.machine
@@ -113,9 +151,7 @@ def test_a_plain_model_or_an_eagle_head_guesses_for_one_with_states(
     everyone_clean(proxy)
 
 
-def test_layers_and_models_that_cannot_guess_are_refused(hybrid: Path, tmp_path: Path) -> None:
-    with pytest.raises(DraftModelError, match="reads no MTP layers of models with recurrent layers"):
-        check_pair(hybrid, Path("mtp"))
+def test_a_model_with_states_guesses_for_none(hybrid: Path, tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "target", num_layers=12)
     own = {"speculative_tokens": 2, "speculative_model": str(hybrid), "max_model_len": 400}
     with pytest.raises(ModelError, match="with recurrent layers cannot guess for another"):

@@ -12,7 +12,7 @@ from kept_places import WorkerPlace
 from staged import StagedStorage
 from tiers import wait_until_idle
 from tiny_hybrid import write_tiny_hybrid
-from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
+from workers import ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.cache.layout import layout_for
 from pontil.runtime.cache.prefix import STATE_TOKENS
@@ -62,6 +62,22 @@ def test_two_workers_make_the_tokens_of_one(
     everyone_clean(proxy)
     counts, size = decode.decode.counts, decode.machine.layout.block_bytes
     assert (counts.complete, counts.bytes) == (2, 3 * size)
+
+
+@pytest.mark.parametrize("length", [42, STATE_TOKENS, LENGTH])
+def test_a_kept_prompt_is_gone_on_with(proxy: ScriptedProxy, hybrid: Path, tmp_path: Path, length: int) -> None:
+    """The states that come are behind the last position, which is computed once more: from the boundary before it."""
+    prefill, decode = (open_worker(hybrid, tmp_path, f"{role}:0", role, **SETTINGS) for role in ("prefill", "decode"))
+    proxy.admit(prefill, decode)
+    proxy.submit(prefill, "first", prompt(length), greedy(1), phase="hold", transfer_id="t")
+    (first,) = proxy.finish("first")
+    place: dict[str, Any] = {"peer": prefill.incarnation, "peer_endpoint": prefill.peers_in.endpoint}
+    proxy.submit(decode, "claimed", prompt(length), greedy(10), phase="claim", transfer_id="t", **place)
+    proxy.submit(decode, "whole", prompt(length), greedy(10))
+    claimed, whole = proxy.finish("claimed", "whole")
+    assert claimed.ids == whole.ids and claimed.ids[:1] == first.ids
+    everyone_clean(proxy)
+    assert (decode.decode.counts.complete, decode.decode.counts.failed) == (1, 0)
 
 
 def test_blocks_with_states_are_handed_over_from_a_device(

@@ -13,7 +13,7 @@ from torch import Tensor
 from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import TileSpan
-from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.layout import layout_for
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.plan_tables import PlanReader, PlanWriter
@@ -32,7 +32,7 @@ BLOCK = 16
 class PromptRun:
     """A prompt that is computed in tiles of the sizes `cuts`, by the text model of a directory, or by the `talker` of
     one that speaks. `quantization` is that of a worker. With `adapted_from` its rows have a random adapter from that
-    position on."""
+    position on, also of experts if they may have some."""
 
     path: Path
     dtype: torch.dtype
@@ -45,6 +45,7 @@ class PromptRun:
     data_parallel: bool = False
     all_rows: bool = True
     adapted_from: int | None = None
+    adapted_experts: bool = True
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -77,12 +78,10 @@ def tile_runner(run: PromptRun, library: KernelLibrary | None, communicator: Com
     )
     model = build_model(config, weights)
     communicator = weights.communicator
-    layout = KVLayout(
-        BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),
-        library is not None, communicator.rank, communicator.size, config.kv_planes,
-    )  # fmt: skip
+    cells = str(dtype).removeprefix("torch.")
+    layout = layout_for(config, BLOCK, cells, library is not None, communicator.rank, communicator.size)
     if run.adapted_from is not None:
-        model.adapters.made(random_layers(model, 1)).put(0)
+        model.adapters.made(random_layers(model, 1, experts=run.adapted_experts)).put(0)
     return TileRunner(model, KVStorage(layout, len(run.ids) // BLOCK + 2, torch.device("cpu")))
 
 

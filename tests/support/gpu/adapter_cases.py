@@ -19,8 +19,8 @@ from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 CPU = torch.device("cpu")
 # Of adapters by their numbers: the ranks of the product's parts, None where one leaves a part as it is.
-RANKS: tuple[tuple[int | None, ...], ...] = ((5, 5, None), (16, 40, 3), (None, None, None), (None, 64, 24))
-PARTS = (200, 24, 40)
+RANKS: tuple[tuple[int | None, ...], ...] = ((5, 5, 7, None), (16, 40, 2, 3), (None,) * 4, (None, 64, None, 24))
+PARTS = (200, 24, 4, 40)
 # More rows of one adapter than a tile has, rows of none, one of an adapter that leaves this product as it is, and a
 # prompt's rows around the position from which on they have theirs.
 AROUND_START = adapters_of_rows([TileSpan(30, 9, range(3), 3, adapted_from=34)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of tiny mixtures of experts that two or four ranks can divide, for each family."""
+"""Sizes of tiny models that ranks can divide: of mixtures of experts, and of hybrids."""
 
 from typing import Any
 
@@ -18,3 +18,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "deepseek_v2": EVEN | LATENT,
     "deepseek_v3": EVEN | LATENT,
 }
+DEEPER = EVEN | {"num_hidden_layers": 3}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_next": DEEPER, "qwen3_5_text": DEEPER, "bamba": DEEPER | {"hidden_size": 384},
+}  # fmt: skip
+"""Two ranks can divide these."""

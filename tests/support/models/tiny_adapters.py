@@ -26,15 +26,16 @@ CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": 
 DIGESTS = ("aa" * 32, "bb" * 32)
 
 
-def random_layers(model: Model, seed: int, rank: int = 4) -> dict[str, LowRank]:
-    """An adapter of every layer of a model that may have one, but every fifth."""
+def random_layers(model: Model, seed: int, rank: int = 4, experts: bool = True) -> dict[str, LowRank]:
+    """An adapter of every layer of a model that may have one, or all but experts, but every fifth."""
     generator = torch.Generator().manual_seed(seed)
+    shapes = {name: shape for name, shape in model.adapters.shapes.items() if experts or ".experts." not in name}
     return {
         name: LowRank(
             torch.randn(rank, inputs, generator=generator) * inputs**-0.5,
             torch.randn(outputs, rank, generator=generator) * 0.25,
         )
-        for place, (name, (outputs, inputs)) in enumerate(model.adapters.shapes.items())
+        for place, (name, (outputs, inputs)) in enumerate(shapes.items())
         if place % 5 != seed % 5
     }
 
@@ -46,9 +47,9 @@ def with_adapter(one: EngineSequence, number: int, start: int = 0) -> EngineSequ
     return one
 
 
-def logits_of(model: Model, number: int, prompt: list[int]) -> Tensor:
-    """Return the logits of all positions of a prompt that is computed with the adapter of a number."""
-    ours, one = rig(model), with_adapter(sequence(f"{number}", prompt, 12), number)
+def logits_of(model: Model, number: int, prompt: list[int], start: int = 0) -> Tensor:
+    """Return the logits of all positions of a prompt that is computed with the adapter of a number, from one on."""
+    ours, one = rig(model), with_adapter(sequence(f"{number}", prompt, 12), number, start)
     ours.scheduler.add(one)
     ours.scheduler.admit()
     ours.scheduler.memory.grow(one, len(prompt))

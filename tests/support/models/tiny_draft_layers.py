@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draft layers: an MTP layer in a tiny DeepSeek V3's directory, and an EAGLE head for a tiny Llama."""
+"""Random draft layers: an MTP layer in the directory of a tiny DeepSeek V3 or hybrid model, and an EAGLE head for a
+tiny Llama."""
 
 import json
 import re
@@ -7,12 +8,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_hybrid import write_tiny_hybrid
 from tiny_latent import write_tiny_deepseek
 from tiny_llama import write_json
 
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.draft_layers import DraftLayerSource, eagle_source, mtp_source
+from pontil.runtime.loaders.draft_layers import APART, DraftLayerSource, eagle_source, mtp_source, one_layer
 from pontil.runtime.loaders.facts.shards import WHOLE
+
+# The published names of an MTP layer apart, by those here.
+PUBLISHED = {
+    "enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
+    "model.norm.": "mtp.norm.", "model.layers.0.": "mtp.layers.0.",
+}  # fmt: skip
 
 
 def random_layer(source: DraftLayerSource, seed: int) -> dict[str, torch.Tensor]:
@@ -37,6 +45,24 @@ def write_mtp_model(folder: Path, seed: int = 5, dtype: str = "float32", by_kern
     tensors[f"model.layers.{layer}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"model.layers.{layer}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
+
+
+def add_mtp_apart(folder: Path, seed: int = 5) -> dict[str, torch.Tensor]:
+    """Add the MTP layer of a Qwen3-Next or a Qwen3.5 to its directory, by the names under which it is published, and
+    return it."""
+    tensors, config = load_file(folder / WHOLE), one_layer(read_config(folder))
+    kind, made = next(iter(tensors.values())).dtype, dict[str, torch.Tensor]()
+    for name, tensor in random_layer(DraftLayerSource(folder, config, True, APART), seed).items():
+        start = next(start for start in PUBLISHED if name.startswith(start))
+        made[PUBLISHED[start] + name.removeprefix(start)] = tensor.to(kind)
+    save_file(tensors | made, folder / WHOLE, metadata={"format": "pt"})
+    return made
+
+
+def write_mtp_hybrid(folder: Path, dtype: str = "float32") -> None:
+    """Write a tiny Qwen3-Next with an MTP layer."""
+    write_tiny_hybrid(folder, dtype)
+    add_mtp_apart(folder)
 
 
 def eagle_config(target: Path) -> dict[str, object]:

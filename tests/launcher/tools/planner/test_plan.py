@@ -23,7 +23,7 @@ from pontil.launcher.tools.planner.plan_command import plan, predict
 from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
-from pontil.runtime.planner.coarse import CoarseModel, MeanRequest, topologies
+from pontil.runtime.planner.coarse import CoarseFleet, CoarseModel, MeanRequest, WorkerSplit, splits
 from pontil.runtime.planner.device_profile import DeviceProfile, read_profile
 from pontil.runtime.planner.planned_site import PlannedTopology
 from pontil.runtime.planner.step_costs import StepCosts
@@ -45,11 +45,15 @@ def file(tmp_path: Path) -> Path:
 def options(*words: str) -> dict[str, Any]:
     """Return the options of a command line, as the command gets them."""
     with plan.make_context("plan", ["--profile", "-", *words]) as context:
-        return {name: value for name, value in context.params.items() if name not in ("file", "model", "replay")}
+        return {name: value for name, value in context.params.items() if name not in ("files", "model", "replay")}
+
+
+def of_one(profile: DeviceProfile) -> dict[str, DeviceProfile]:
+    return {"small": profile}
 
 
 def rows_of(given: dict[str, Any]) -> list[dict[str, Any]]:
-    predictor = Predictor(small_profile(), given)
+    predictor = Predictor(of_one(small_profile()), given)
     return predictor.rows(PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"]))
 
 
@@ -107,7 +111,7 @@ def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
 def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         given = options("--devices", "3", *LOAD, *LIMITS, "--request-rate", "30", "--price", "2", "--json")
-        return predict(small_profile(), given)
+        return predict(of_one(small_profile()), given)
 
     assert in_virtual_time(work) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -128,7 +132,7 @@ def test_all_devices_of_a_worker_are_counted_and_paid_for(capfd: pytest.CaptureF
 
     def work() -> int:
         given = options("--devices", "5", *LOAD, *LIMITS, "--request-rate", "30", "--price", "2", "--json")
-        return predict(of_two_devices(profile), given) + predict(profile, given | {"devices": 2})
+        return predict(of_one(of_two_devices(profile)), given) + predict(of_one(profile), given | {"devices": 2})
 
     assert in_virtual_time(work) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -157,17 +161,21 @@ def test_roles_follow_the_load_in_a_plan_too() -> None:
     assert balanced["kept_share"] > fixed["kept_share"]
 
 
-def test_topologies_share_out_all_devices() -> None:
-    found = [one.name for one in topologies(3, "auto")]
-    assert found == ["1 mixed", "2 mixed", "1 prefill 1 decode", "3 mixed", "1 prefill 2 decode", "2 prefill 1 decode"]
+def test_splits_share_out_all_devices() -> None:
+    found = [(one.prefill[0], one.decode[0], one.mixed[0]) for one in splits((3,))]
+    assert found == [(0, 0, 1), (0, 0, 2), (1, 1, 0), (0, 0, 3), (1, 2, 0), (2, 1, 0)]
+
+
+def coarse(request: MeanRequest) -> CoarseModel:
+    return CoarseModel(StepCosts(small_profile().times), small_profile().sizes, request)
 
 
 def test_the_coarse_model_has_more_time_with_more_devices_and_none_for_a_missing_phase() -> None:
-    model = CoarseModel(StepCosts(small_profile().times), small_profile().sizes, MeanRequest(64, 16))
-    rates = [model.rate(PlannedTopology(0, 0, count, "auto")) for count in (1, 2, 4)]
+    fleet = CoarseFleet([coarse(MeanRequest(64, 16))])
+    rates = [fleet.rate(WorkerSplit((0,), (0,), (count,))) for count in (1, 2, 4)]
     assert rates == pytest.approx([rates[0], 2 * rates[0], 4 * rates[0]])
-    few = CoarseModel(StepCosts(small_profile().times), small_profile().sizes, MeanRequest(64, 16, 0.012))
-    assert few.rate(PlannedTopology(0, 0, 1, "auto")) < rates[0]
+    assert fleet.rate(WorkerSplit((2,), (0,), (0,))) == 0.0
+    assert coarse(MeanRequest(64, 16, 0.012)).both < rates[0]
 
 
 def test_those_that_keep_the_limits_are_ranked_by_devices_and_others_by_what_they_do() -> None:

@@ -283,6 +283,25 @@ def test_a_disk_that_fails_refunds_what_only_it_had(tiers: LeasedTiers) -> None:
     tiers.close()
 
 
+def test_a_disk_that_fails_refunds_nothing_that_the_memory_has_too(tiers: LeasedTiers) -> None:
+    """Blocks that were evicted before they were leased are in memory, and on the disk for the lease."""
+    assert tiers.compute([1, 2])
+    for key in map(key_of, (1, 2)):
+        tiers.store.evicted(tiers.pool.index.blocks[key], key)
+    tiers.store.work(2)
+    first, _ = leased(tiers, 1, 2, 3), leased(tiers, 4, 5, 6, name="two", owner="bob")
+    moved(tiers)
+    for key in first.keys[:2]:
+        tiers.pool.discard(tiers.pool.index.blocks[key])
+    tiers.store.chain.switch_off(tiers.tiers[1], OSError(28, "No space left on device"))
+    tiers.is_amiss = True
+    tiers.wait(1.0)
+    assert first.term.state == HELD and tiers.book.pins.below == set(first.keys[:2])
+    tiers.check()
+    tiers.check_contents()
+    tiers.close()
+
+
 def test_a_disk_that_hangs_refunds_what_it_does_not_take(tiers: LeasedTiers) -> None:
     first, second = leased(tiers, 1, 2, 3), leased(tiers, 4, 5, 6, name="two", owner="bob")
     tiers.wait(0.1)

@@ -51,7 +51,7 @@ def answers(engine: Engine, members: list[Sequence]) -> dict[str, list[int]]:
     return drain(engine)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_5_text", "bamba"])
 def test_recorded_steps_compute_each_row_with_its_own_adapter(name: str, tmp_path: Path) -> None:
     hugging_model(name).save_pretrained(tmp_path)
     model = read_model(tmp_path)
@@ -117,19 +117,28 @@ def device_model(path: Path, there: PretendDevice, name: str = "llama") -> Model
 def engine_of(model: Model, there: PretendDevice) -> tuple[Engine, DeviceRunner]:
     layout, blocks = layout_of(model), 100
     storage = KVStorage(layout, blocks, there.device)
-    limits = DeviceLimits(40, 64, layout.blocks_for(model.config.max_model_len))
+    limits = DeviceLimits(40, 64, layout.blocks_for(model.config.max_model_len) * layout.kv_pages)
     runner = DeviceRunner(model, storage, CudaLink(there.device), limits, AttentionBackend())
     return Engine(runner, Scheduler(BlockPool(blocks), layout, 8, StepBudget(64))), runner
+
+
+@pytest.mark.parametrize(("name", "products"), [("llama", 12), ("qwen3_5_text", 12), ("bamba", 12)])
+def test_every_product_of_a_recorded_step_has_two_kernels_more(
+    name: str, products: int, there: PretendDevice, tmp_path: Path
+) -> None:
+    with there:
+        model = device_model(tmp_path, there, name)
+        _, runner = engine_of(model, there)
+        with there.recording() as tape:
+            runner.record(runner.layers.shapes[-3:])
+        assert [tape.kernels.count(f"{one}_kernel") for one in ("shrink", "expand")] == [3 * products] * 2
 
 
 def test_adapters_come_and_go_between_recorded_steps(there: PretendDevice, tmp_path: Path) -> None:
     with there:
         model = device_model(tmp_path, there)
         engine, runner = engine_of(model, there)
-        products = len(model.adapters.products)
-        with there.recording() as tape:
-            runner.record(runner.layers.shapes[-3:])
-        assert [tape.kernels.count(f"{name}_kernel") for name in ("shrink", "expand")] == [3 * products] * 2
+        runner.record(runner.layers.shapes[-3:])
         for number in range(2):
             model.adapters.made(random_layers(model, number + 1, rank=5 + number)).put(number)
         engine.add(with_adapter(sequence("a", [3] * 20, 6), 1))

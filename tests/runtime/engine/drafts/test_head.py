@@ -13,7 +13,7 @@ from host_device import HostBackend, HostLink, device_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
-from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_draft_layers import write_eagle_head, write_mtp_hybrid, write_mtp_model
 from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.tile import TileSpan
@@ -46,15 +46,17 @@ class Drafting:
     layer: DraftLayer
 
 
-KERNELS = "mtp by kernels"
+KERNELS, HYBRID = "mtp by kernels", "mtp of a hybrid model"
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle", KERNELS])
+@pytest.fixture(scope="module", params=["mtp", "eagle", KERNELS, HYBRID])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
     folder = tmp_path_factory.mktemp(request.param)
     target, head = folder / "target", folder / "head"
-    packing = Packing.of(kernels.opened()) if request.param == KERNELS else None
-    if request.param != "eagle":
+    packing = Packing.of(kernels.opened()) if request.param in (KERNELS, HYBRID) else None
+    if request.param == HYBRID:
+        write_mtp_hybrid(target)
+    elif request.param != "eagle":
         write_mtp_model(target, by_kernels=True)
     else:
         write_tiny_llama(target)
@@ -215,7 +217,7 @@ def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafti
     for _ in range(4):
         hidden, logits = once(pair, known[1:] + guessed, states)
         guessed.append(int(logits[-1].argmax()))
-        states = torch.cat((states, hidden[-1:]))
+        states = torch.cat((states, pair.layer.fed(hidden[-1:])))
     assert tuple(guessed) == found
     one.engine.end("a", FinishReason.ABORTED)
 

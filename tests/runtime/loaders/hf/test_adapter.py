@@ -18,7 +18,7 @@ from pontil.gpu_ops.products.adapters import ProductAdapters, RowAdapters
 from pontil.runtime.errors import AdapterError, ModelError
 from pontil.runtime.loaders.facts.adapter_facts import check_adapter, stored_digest
 from pontil.runtime.loaders.hf.adapter import PeftAdapter, read_adapter
-from pontil.runtime.models.adapters import AdaptedProduct
+from pontil.runtime.models.adapters import AdaptedPart, AdaptedProduct
 from pontil.runtime.models.partition import Partition, Split, by_columns
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
@@ -160,7 +160,8 @@ def test_ranks_have_parts_that_make_the_whole(split: Split) -> None:
         partition = Partition(rank, 2)
         outputs, inputs = split.outputs(partition, 64), split.inputs(partition, 32)
         held = ProductAdapters(rows, [len(outputs)])
-        part = AdaptedProduct(((QUERY, 64),), 32, split, partition, held).made({QUERY: one}, Arena())
+        own = AdaptedPart(((QUERY, 64),), outputs)
+        part = AdaptedProduct(own.layers, 32, inputs, (own,), held).made({QUERY: one}, Arena())
         assert part is not None and part.nbytes == one.part(outputs, inputs).nbytes
         part.put(0)
         made.append(held.add(x[:, inputs.start : inputs.stop], torch.zeros(5, len(outputs))))

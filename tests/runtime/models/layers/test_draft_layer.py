@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft layers against plain torch around transformers' layers, which has no forward pass for them."""
 
+import json
+import re
 from pathlib import Path
 
 import kernels
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_draft_layers import write_eagle_head, write_mtp_model
-from tiny_llama import write_tiny_llama
+from architectures import hugging_model
+from hybrid_mtp_reference import hybrid_reference
+from safetensors.torch import load_file, save_file
+from tiny_draft_layers import add_mtp_apart, write_eagle_head, write_mtp_hybrid, write_mtp_model
+from tiny_llama import write_json, write_tiny_llama
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -129,4 +140,38 @@ def test_the_layers_logits_are_those_of_plain_torch(tmp_path: Path, kind: str, b
         found, guessed = ours(layer, ids[1:], states, cuts)
         torch.testing.assert_close(found, hidden, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(guessed, logits, rtol=1e-4, atol=1e-4)
+    assert guessed.argmax(-1).unique().numel() > 5
+
+
+def written_hybrid(folder: Path, kind: str) -> PreTrainedModel:
+    """Write a hybrid model with an MTP layer, and return it without that."""
+    if kind == "qwen3_next":
+        write_mtp_hybrid(folder)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return model
+    model = hugging_model(kind)
+    model.save_pretrained(folder)
+    add_mtp_apart(folder)
+    # Published files of it hold a model of several parts.
+    fields, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / WHOLE)
+    write_json(folder / "config.json", {"model_type": "qwen3_5", "text_config": fields})
+    nested = {re.sub("^model[.]", "model.language_model.", name): tensor for name, tensor in tensors.items()}
+    save_file(nested, folder / WHOLE, metadata={"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+def test_a_hybrid_models_layer_is_that_of_plain_torch(tmp_path: Path, kind: str, by_kernels: bool) -> None:
+    """With experts, and with an MLP and the embedding as the head."""
+    model = written_hybrid(tmp_path, kind)
+    ids = torch.randint(3, 90, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))
+    states, hidden, fed, logits = hybrid_reference(tmp_path, model, ids)
+    source = find_draft_layer(tmp_path, "mtp")
+    assert source is not None
+    layer = opened(tmp_path, source, kernels.opened() if by_kernels else None)
+    for cuts in ([LENGTH], [1] * LENGTH, [20, 1, 16]):
+        found, guessed = ours(layer, ids[1:], states, cuts)
+        for one, expected in ((found, hidden), (layer.fed(found), fed), (guessed, logits)):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
     assert guessed.argmax(-1).unique().numel() > 5

@@ -12,11 +12,13 @@ from live_proxy import TEXT, LiveProxy, collect, lost, submitted, until
 from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.foundation.fair_share import ServiceClass
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.routing.policy import SPARE_SEATS
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import graph_named
 from pontil.runtime.wire.messages import SCHEMA, Goodbye, Hello, RoleChange
@@ -256,6 +258,24 @@ def test_an_answer_of_which_the_client_has_a_part_is_not_continued_by_another_re
         await submitted(again)
         assert new.submits.empty()
         stream.cancel()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("service_class", ServiceClass)
+def test_a_request_in_the_queue_goes_to_the_release_that_is_left(play: Play, service_class: ServiceClass) -> None:
+    """So do those that give way, which have idle seats alone."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        old = await live_proxy.worker("mixed:0", max_num_seqs=1, script=silent)
+        busy = [live_proxy.submit([5], PARAMS) for _ in range(1 + SPARE_SEATS)]
+        waits = live_proxy.submit([5], PARAMS, place=service_class.place())
+        await leaves(live_proxy, old)
+        assert waits.route == "-"
+        await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        assert (await collect(waits))[0] == TEXT and waits.route == "mixed:1"
+        for stream in busy:
+            stream.cancel()
 
     play(scene)
 

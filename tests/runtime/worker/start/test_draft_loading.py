@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from guessing_layers import made, write_file
 from quantized_directory import FORMS, quantize
 from tiny import build, draft_model, reference
-from tiny_draft_layers import write_eagle_head
+from tiny_draft_layers import write_eagle_head, write_mtp_hybrid
 from tiny_llama import write_tiny_llama
 from workers import Silent
 
@@ -56,9 +56,22 @@ def test_a_layer_keeps_the_numbers_of_its_files(tmp_path: Path, form: str, quant
         quantize(head, *FORMS[form], kept=("embed", "head", "norm"))
     own = loaded(target, head, quantization)
     assert own and {one.kind for one in own} == {kind}
+    check_footprint(target, head, quantization, own)
+
+
+@pytest.mark.parametrize(("quantization", "kinds"), [("auto", {BFLOAT16, FLOAT32}), ("int8", {BYTES, FLOAT32})])
+def test_a_hybrid_models_layer_is_packed_like_its_own(tmp_path: Path, quantization: str, kinds: set[int]) -> None:
+    write_mtp_hybrid(tmp_path / "target", dtype="bfloat16")
+    own = loaded(tmp_path / "target", "mtp", quantization)
+    assert {one.kind for one in own} == kinds
+    # Few outputs, as of a router so small, are padded to a panel.
+    check_footprint(tmp_path / "target", Path("mtp"), quantization, [one for one in own if one.kind != FLOAT32])
+
+
+def check_footprint(target: Path, guesses: Path, quantization: str, own: list[Matrix]) -> None:
     taken = sum(each.nbytes for one in own for each in (one.data, one.scales) if each is not None)
     demand = MemoryDemand("auto", "auto", quantization, None, 1 << 20, 16, [["cpu"]], {})
-    said = draft_footprint(target, head, demand)
+    said = draft_footprint(target, guesses, demand)
     assert said.weights == pytest.approx(taken, rel=0.1) and said.kv == 0 and said.model == "target"
 
 
