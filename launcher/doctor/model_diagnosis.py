@@ -98,20 +98,20 @@ def judge_capacity(facts: ModelFacts, subject: str) -> Finding:
 
 
 def judge_speed(facts: ModelFacts, subject: str) -> Finding:
-    taken, rates, behind = facts["taken"], facts.get("rates"), facts["behind"]
+    taken, speeds, behind = facts["taken"], facts.get("speeds"), facts["behind"]
     basis = f"a token reads {size(taken['read'])} of weights"
-    if rates is None:
+    if speeds is None:
         why = facts.get("unmeasured") or "nothing is measured of GPUs"
         return fine(subject, f"{basis}; no estimate: {why}")
-    first = rates["read"] / max(1, taken["read"])
-    later = rates["read"] / max(1, taken["read"] + facts["context_bytes"])
-    prompts = rates["multiply"] / max(1, taken["multiplied"])
-    cores = f"{rates['cores']} core{'s' * (rates['cores'] != 1)}"
+    # The context is read as fast as the weights are.
+    later = speeds["step"] * (1 + facts["context_bytes"] / max(1, taken["read"]))
+    cores = f"{speeds['cores']} core{'s' * (speeds['cores'] != 1)}"
+    part = "all layers" if speeds["layers"] == facts["layers"] else f"its first {speeds['layers']} layers"
     return fine(
         subject,
-        f"an estimate: one stream has about {about(first)} tokens a second at most, and {about(later)} behind {behind}"
-        f", since {basis} and {cores} read {rates['read'] / 1e9:.1f} GB/s; short prompts have about {about(prompts)} a "
-        f"second at most, by {rates['multiply'] / 1e9:.0f} billion multiply-adds of {rates['kernels']}",
+        f"an estimate: one stream has about {about(1 / speeds['step'])} tokens a second, and {about(1 / later)} behind "
+        f"{behind}, and prompts {about(1 / speeds['prompt'])} a second, by steps of {part} on {cores} with "
+        f"{speeds['kernels']}; {basis}",
     )
 
 

@@ -24,7 +24,7 @@ from pontil.runtime.worker.start.loading import CPU_KV_SHARE, MOST_CPU_KV_BYTES
 class Capacity:
     """Bytes of a worker's rank: its `weights`, of which a step of one row `read`s some; its KV cache of `kv` bytes
     with so many `tokens`, each of `token_bytes`. The weights have the format `form`, most of them, and `quantization`
-    is how they become it. `multiplied` numbers of weights are multiplied for a token of a prompt."""
+    is how they become it."""
 
     weights: int
     read: int
@@ -34,7 +34,6 @@ class Capacity:
     quantization: str
     dtype: str
     form: NumberFormat
-    multiplied: int
 
 
 def capacity(path: Path, config: ModelConfig, demand: MemoryDemand, has_kernels: bool) -> Capacity:
@@ -58,10 +57,9 @@ def capacity(path: Path, config: ModelConfig, demand: MemoryDemand, has_kernels:
     for name, shape in products(config).items():
         own = formats.of(name, shape)
         held[own] += math.prod(shape)
-    multiplied = sum(int(math.prod(shape) * used_share(name, config)) for name, shape in products(config).items())
     form = replace(held.most_common(1)[0][0])
     token_bytes = -(-kv.block_bytes // kv.block_size)
-    return Capacity(weights.held, weights.read, kv_bytes, tokens, token_bytes, quantization, dtype, form, multiplied)
+    return Capacity(weights.held, weights.read, kv_bytes, tokens, token_bytes, quantization, dtype, form)
 
 
 def kv_room(room: int, weights: int, on_host: bool) -> int:

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pontil.runtime.cache.layout import choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES
 from pontil.runtime.errors import PontilError
 from pontil.runtime.inspection.capacity import capacity, context_bytes, count_weights
-from pontil.runtime.inspection.rates import measure_rates
+from pontil.runtime.inspection.step_speeds import measure_speeds
 from pontil.runtime.inspection.trials import (
     PartTrials,
     TriedDecoder,
@@ -110,9 +111,10 @@ def figures(
         "unpacked": list(decoder.checkpoint.unpacked_types) if decoder.checkpoint else [],
         "taken": asdict(taken), "workers": len(demand.workers),
     }  # fmt: skip
-    if on_host and cores:
+    if on_host and cores and decoder.checkpoint is not None:
+        cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
         try:
-            facts["rates"] = asdict(measure_rates(cores, cache, fits, dtype, taken.form))
+            facts["speeds"] = asdict(measure_speeds(decoder.checkpoint, taken, cells, cores, cache, fits))
         except (PontilError, RuntimeError, MemoryError) as error:
             facts["unmeasured"] = str(error)
     behind = min(CONTEXT, config.max_model_len)

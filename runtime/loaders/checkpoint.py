@@ -35,7 +35,7 @@ class Checkpoint(Protocol):
     Where a checkpoint `has_levels`, `levels` yields whole numbers with scales and offsets in the place of a weight
     that it holds so, and maybe the rows of an embedding as they are stored. `unpacked_types` tell of weights of less
     than 16 bits that become `dtype` there too. They are those of a CPU's kernels, or of the same checkpoint
-    `for_device`.
+    `for_device`. One that is `narrowed` has those tensors alone that a model of another configuration takes.
     """
 
     @property
@@ -57,6 +57,8 @@ class Checkpoint(Protocol):
     def unpacked_types(self) -> Sequence[str]: ...
 
     def for_device(self) -> Checkpoint: ...
+
+    def narrowed(self, config: ModelConfig) -> Checkpoint: ...
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]: ...
 

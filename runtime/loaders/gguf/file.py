@@ -62,6 +62,12 @@ class GgufCheckpoint:
     def for_device(self) -> GgufCheckpoint:
         return replace(self, on_device=True)
 
+    def narrowed(self, config: ModelConfig) -> GgufCheckpoint:
+        wanted = tensor_shapes(config)
+        return replace(
+            self, config=config, places={name: place for name, place in self.places.items() if name in wanted}
+        )
+
     @property
     def has_levels(self) -> bool:
         return any(self.has_level(name) for name in self.places)

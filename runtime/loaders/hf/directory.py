@@ -69,6 +69,12 @@ class HfCheckpoint:
     def for_device(self) -> HfCheckpoint:
         return replace(self, on_device=True)
 
+    def narrowed(self, config: ModelConfig) -> HfCheckpoint:
+        wanted = tensor_shapes(config)
+        return replace(
+            self, config=config, places={name: place for name, place in self.places.items() if name in wanted}
+        )
+
     def counts(self, form: WeightForm) -> bool:
         """Return whether kernels multiply such numbers as they are."""
         return form.has_device_levels if self.on_device else form.has_levels

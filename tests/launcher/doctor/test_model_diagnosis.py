@@ -11,14 +11,14 @@ from pontil.launcher.doctor.model_diagnosis import judge_models
 FORM = {"bits": 16, "group": None, "block_bytes": None, "table": None, "floats": False, "own_order": False}
 TAKEN = {
     "weights": 1 << 30, "read": 1 << 29, "kv": 1 << 28, "tokens": 8192, "token_bytes": 1 << 15, "quantization": "none",
-    "dtype": "bfloat16", "form": FORM, "multiplied": 10**9,
+    "dtype": "bfloat16", "form": FORM,
 }  # fmt: skip
 TEMPLATE = {"is_there": True, "failure": None, "writes": True, "tools": True}
-RATES = {"read": 5.3687e9, "multiply": 1e11, "cores": 2, "kernels": "the kernels avx2"}
+SPEEDS = {"step": 0.1, "prompt": 0.01, "layers": 1, "cores": 2, "kernels": "the kernels avx2"}
 FACTS: dict[str, Any] = {
     "name": "m", "faults": {}, "architecture": "llama", "layers": 2, "numbers": 5 * 10**8, "used": 5 * 10**8,
     "vocabulary": 300, "context": 4096, "ends": [2], "unpacked": [], "taken": TAKEN, "workers": 1, "template": TEMPLATE,
-    "rates": RATES, "behind": 4096, "context_bytes": 1 << 29,
+    "speeds": SPEEDS, "behind": 4096, "context_bytes": 1 << 29,
 }  # fmt: skip
 
 
@@ -33,8 +33,8 @@ def test_a_model_that_is_served() -> None:
     assert "llama, 2 layers, 500.0 million weights, most of them bfloat16" in found["model"].found
     assert "8192 tokens, which are 2 streams of 4096" in found["model memory"].found
     said = found["model speed"].found
-    assert "about 10 tokens a second at most, and 5 behind 4096" in said and "2 cores read 5.4 GB/s" in said
-    assert "about 100 a second at most, by 100 billion" in said
+    assert "about 10 tokens a second, and 5 behind 4096, and prompts 100 a second" in said
+    assert "by steps of its first 1 layers on 2 cores with the kernels avx2; a token reads 512.0 MiB" in said
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,8 @@ def test_a_model_that_is_served() -> None:
         ({"used": 10**8}, "model", "fine", "a token uses 100.0 million"),
         ({"taken": TAKEN | {"quantization": "gguf"}, "unpacked": ["x"]}, "model", "warning", "x become bfloat16"),
         ({"context": 9000}, "model memory", "warning", "not its longest context of 9000"),
-        ({"rates": None}, "model speed", "fine", "no estimate: nothing is measured of GPUs"),
+        ({"speeds": SPEEDS | {"layers": 2}}, "model speed", "fine", "by steps of all layers"),
+        ({"speeds": None}, "model speed", "fine", "no estimate: nothing is measured of GPUs"),
     ],
 )
 def test_a_fact_has_one_finding(changes: dict[str, Any], subject: str, state: str, words: str) -> None:

@@ -53,7 +53,8 @@ def test_architectures_are_served(name: str, tmp_path: Path) -> None:
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     facts = inspected(tmp_path)
     assert not facts["faults"] and facts["architecture"] == name
-    assert not facts["template"]["is_there"] and facts["rates"]["read"] > 0
+    assert not facts["template"]["is_there"] and facts["speeds"]["step"] > 0
+    assert facts["speeds"]["layers"] == facts["layers"] and facts["speeds"]["prompt"] > 0
     # A token goes through some experts alone, and an embedding is looked up.
     assert (facts["used"] < facts["numbers"]) == (name == "qwen3_moe")
     assert 0 < facts["taken"]["read"] < facts["taken"]["weights"]
@@ -64,7 +65,7 @@ def test_hybrids_and_latents_are_served(tmp_path: Path) -> None:
         write(tmp_path / name)
         byte_level_tokenizer().save(str(tmp_path / name / "tokenizer.json"))
         facts = inspected(tmp_path / name)
-        assert not facts["faults"] and facts["taken"]["tokens"] > 0
+        assert not facts["faults"] and facts["taken"]["tokens"] > 0 and facts["speeds"]["step"] > 0
 
 
 def test_a_gguf_file_is_served_as_it_is(tmp_path: Path) -> None:

@@ -204,8 +204,9 @@ ARROWS: dict[str, set[str]] = {
     },
     # Models before a launch, each part of them as workers would read it.
     "runtime/inspection": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "runtime/cache", "runtime/chat",
-        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/chat", "runtime/engine",
+        "runtime/engine/runner", "runtime/engine/sequences", "runtime/loaders", "runtime/loaders/facts",
+        "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
         "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/worker/start",
     },
     "runtime/worker/links": {
