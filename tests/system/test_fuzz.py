@@ -36,6 +36,7 @@ def test_the_schema_is_kept(served: Served) -> None:  # F3
     before = at_rest(served)
     statuses = fuzz_all(f"http://127.0.0.1:{served.port}", REQUESTS)
     assert statuses.total() >= REQUESTS
-    assert min(statuses[200], statuses[400]) > REQUESTS // 20, "neither kind of answer is rare"
+    # Most operations take what the tiny model has not, or a name that nothing has.
+    assert min(statuses[200], statuses[400]) > REQUESTS // 50, "neither kind of answer is rare"
     assert "by a fault of ours" not in served.output.read_text()
     assert at_rest(served).free_blocks == before.free_blocks
