@@ -240,16 +240,15 @@ def test_one_record_is_made_at_a_time_and_by_the_operator(tmp_path: Path, tokeni
         assert one.ask("GET", "/admin/record?one_in=0", headers=key).status == 400
 
 
-def test_a_record_of_thousands_of_prompts_is_replayed(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A header holds the seeds of the most prompts that a request may have, and each request has its own. (2,048
-    answers take 3 s.)"""
+def test_a_record_of_hundreds_of_prompts_is_replayed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A header holds the seeds of the most prompts that a request may have, and each request has its own."""
     with site(tmp_path, tokenizer, receipt_key=KEY) as one:
         one.worker(max_num_seqs=256, **HELLO)
-        record = RecordInProgress(one, tmp_path / "record", RecordLimits(32, 1, 1 << 26, DEADLINE))
-        for _ in range(32):
+        record = RecordInProgress(one, tmp_path / "record", RecordLimits(8, 1, 1 << 26, DEADLINE))
+        for _ in range(8):
             assert one.complete(["hi"] * MAX_PROMPTS, max_tokens=1, temperature=0.7).status == 200
         path = record.end()
-        assert sum(len(set(request.seeds)) for request in load_record(path).requests) == 32 * MAX_PROMPTS > 2000
+        assert sum(len(set(request.seeds)) for request in load_record(path).requests) == 8 * MAX_PROMPTS
         made = CliRunner().invoke(
             cli, ["replay", str(path), "--against", f"http://127.0.0.1:{one.port}"], standalone_mode=False
         )
