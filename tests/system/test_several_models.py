@@ -72,6 +72,10 @@ def tables(tmp_path: Path, model: str) -> Path:
     return path
 
 
+def is_asked(served: Served, model: str) -> bool:
+    return any(row["model"] == model for row in served.get("/admin/requests")["requests"])
+
+
 @pytest.mark.long
 def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, tables: Path) -> None:
     with launched(tmp_path, "--models", str(tables), *OPTIONS) as served:
@@ -90,6 +94,7 @@ def test_models_die_sleep_and_wake_each_by_itself(tmp_path: Path, tables: Path) 
         assert states(served) == {"model": "awake", "other": "asleep"}
         with ThreadPoolExecutor(1) as beside:
             long = beside.submit(ask, served, "model", 400)
+            wait_for(lambda: is_asked(served, "model"), 60, "the long request's begin")
             assert ids_of(ask(served, "other")) == alone["other"]
             assert len(ids_of(long.result())) == 400, "the last requests of one that goes to sleep end first"
         assert states(served) == {"model": "asleep", "other": "awake"}
