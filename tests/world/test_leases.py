@@ -23,7 +23,7 @@ PLANTED = {
     "lease-is-let-go-before-it-moved": (33, "byte_seconds_are_conserved"),
     "lease-that-moved-is-not-let-go": (14, "one_worker_has_a_lease"),
     "lease-that-moves-is-billed-anew": (9, "a_lease_that_moves_is_billed_once"),
-    "lease-that-follows-is-longer": (5, "a_lease_that_moves_is_billed_once"),
+    "lease-that-follows-is-longer": (14, "a_lease_that_moves_is_billed_once"),
     "lease-of-another-proxy-is-released": (25, "a_lease_that_moves_is_billed_once"),
     "both-of-two-holders-let-go": (57, "one_worker_has_a_lease"),
     "last-words-of-a-lost-worker-are-dropped": (147, "one_worker_has_a_lease"),
