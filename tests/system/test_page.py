@@ -181,7 +181,9 @@ def test_a_chat_shows_its_answer_its_workers_and_its_time(operator: Operator) ->
     operator.page.locator("#chat-waterfall .waterfall").wait_for()
     facts = operator.page.locator("#chat-facts").inner_text()
     route = re.search(r"(?:prefill:0>)?decode:0|prefill:0", facts)
-    assert route and "12 tokens" in facts and "cached" in facts
+    # An answer is drawn, and may end before its budget does.
+    made = re.search(r"Answer\n(\d+) tokens", facts)
+    assert route and made and 1 <= int(made[1]) <= 12 and "cached" in facts, facts
     assert operator.page.locator("#chat-reply").inner_text().strip()
     waterfall = operator.page.locator("#chat-waterfall")
     for process in route[0].split(">"):
