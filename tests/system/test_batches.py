@@ -49,8 +49,14 @@ def begun(client: OpenAI, lines: int) -> str:
 
 
 def whole(client: OpenAI, batch_id: str, lines: int) -> list[dict[str, Any]]:
-    """Wait for the end of a batch, and return what it tells."""
-    wait_for(lambda: client.batches.retrieve(batch_id).status == "completed", 600, "the batch's end")
+    """Wait for the end of a batch, for as long as lines of it end, and return what it tells."""
+    done = 0
+    while client.batches.retrieve(batch_id).status != "completed":
+        if done < lines:
+            wait_for(partial(has_more, client, batch_id, done), 120, "progress")
+            done = counted(client, batch_id)
+        else:
+            wait_for(lambda: client.batches.retrieve(batch_id).status == "completed", 120, "the batch's end")
     over = client.batches.retrieve(batch_id)
     assert over.request_counts is not None and over.request_counts.completed == lines
     return [json.loads(line) for line in client.files.content(str(over.output_file_id)).read().splitlines()]
