@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         flags += ["--api-keys", str(keys)]
         flags += ["--usage-log", str((disk or folder) / "usage.db"), "--share-devices", "--allow-chaos"]
         # However slow the machine is, no small request is refused for the time that it would take.
-        flags += ["--first-byte-timeout", "600"]
+        flags += ["--first-byte-timeout", "300", "--kv-transfer-timeout", "300"]
         yield stack.enter_context(launched(folder, *flags, variables=ADMIN))
 
 
