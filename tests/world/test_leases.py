@@ -26,7 +26,6 @@ PLANTED = {
     "lease-that-follows-is-longer": (14, "a_lease_that_moves_is_billed_once"),
     "lease-of-another-proxy-is-released": (25, "a_lease_that_moves_is_billed_once"),
     "both-of-two-holders-let-go": (57, "one_worker_has_a_lease"),
-    "last-words-of-a-lost-worker-are-dropped": (147, "one_worker_has_a_lease"),
 }
 # Workers that die, and whose links are cut, with proxies that hear of it in any order; and what takes these.
 TORN: tuple[str, ...] = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--adapters", "0")

@@ -112,7 +112,10 @@ def test_the_last_words_of_a_worker_count_behind_the_news_of_its_end(made: Scrip
     eventually(lambda: state_of(made, name) == "moving", "the loss")
     made.loop.call_soon_threadsafe(made.proxy.leases.on_state, end)
     eventually(lambda: state_of(made, name) == "refunded", "the refund")
+    # By its word, and not since nobody came in its place.
     eventually(lambda: row(tmp_path, name)[:2] == ("closed", "refunded"), "the row")
+    with closing(open_to_read(tmp_path / "usage.db")) as database:
+        assert database.execute("SELECT reason FROM leases WHERE id = ?", (name,)).fetchone() == ("it drains",)
 
 
 def test_a_lost_lease_waits_for_its_workers_successor_alone(made: ScriptedSite) -> None:
