@@ -80,9 +80,11 @@ class Paces:
 
     def learn(self, worker: RegisteredWorker, now: float, steps: int, seconds: float, rows: int, prompt: int) -> None:
         """Learn from steps of a worker, in which so many tokens were drawn and prompt tokens computed. What few of
-        these take beside answers is not known before what answers take."""
-        if steps <= 0 or (0 < prompt < MOSTLY * steps and self.costs.decode.seconds < KNOWN):
+        these take beside answers counts as the answers' until it is known what these take."""
+        if steps <= 0:
             return
+        if prompt < MOSTLY * steps and self.costs.decode.seconds < KNOWN:
+            prompt = 0
         if (expected := self.costs.expected(steps, rows, prompt, KNOWN)) > 0.0:
             if worker.hello.sender not in self.seen or self.seen[worker.hello.sender].role != worker.role:
                 self.seen[worker.hello.sender] = SeenSteps(worker.role)

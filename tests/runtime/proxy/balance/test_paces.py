@@ -76,6 +76,19 @@ def test_a_slow_worker_is_known_to_be_slow(times: float, rows: tuple[int, int]) 
     assert slow_worker.load.pace is slow_worker.pace and slow_worker.load.recent == 100 * max(slow)
 
 
+def test_a_slow_worker_is_known_where_every_second_has_prompts() -> None:
+    """Of short answers there is no second in which a worker only decodes."""
+    fleet = SeenFleet([1.0, 2.0])
+    for _ in range(20):
+        fleet.now += 1.0
+        for number, times in enumerate(fleet.times):
+            seconds = times * (48 * (BASE + ROW) + 64 * TOKEN)
+            fleet.paces.learn(fleet.workers[number], fleet.now, 48, seconds, 48, 64)
+        fleet.paces.assign(fleet.workers, fleet.now)
+    (fast, slow) = fleet.told
+    assert fast == (1.0, 1.0) and min(slow) >= 1.5
+
+
 def test_only_workers_of_one_role_are_compared() -> None:
     fleet = SeenFleet([1.0, 4.0])
     fleet.workers[1] = worker("decode:0", "decode")
