@@ -77,7 +77,7 @@ def test_a_slow_worker_is_known_to_be_slow(times: float, rows: tuple[int, int]) 
 
 
 def test_a_slow_worker_is_known_where_every_second_has_prompts() -> None:
-    """Of short answers there is no second in which a worker only decodes."""
+    """With short answers there is no second in which a worker only decodes."""
     fleet = SeenFleet([1.0, 2.0])
     for _ in range(20):
         fleet.now += 1.0
