@@ -3,15 +3,13 @@
 seen."""
 
 from dataclasses import dataclass, field
-from math import exp, inf, sqrt
+from math import exp, inf
 
 # Time constant in seconds of workers' computing, so that idle time forgets nothing.
 MEMORY_SECONDS = 60.0
 # Spread of rows, as a part of their mean, that weighs as much as what is assumed of a row: so many times a prompt
 # token, as it reads its context for itself alone, and at most half of a step.
 ASSUMED_SPREAD, PROMPT_TOKENS = 0.1, 2.0
-# Standard deviations of rows for which a line is known.
-REACH = 3.0
 # Fewest seconds that a rate is taken over.
 SHORTEST = 2.0
 
@@ -58,21 +56,6 @@ class DecodeFit:
         self.seconds = self.seconds * decay + seconds
         self.products = self.products * decay + rows * each
 
-    @property
-    def mean(self) -> float:
-        """The rows of a step on average."""
-        return self.rows / self.steps if self.steps else 0.0
-
-    @property
-    def spread(self) -> float:
-        """The variance of the rows of a step."""
-        return max(0.0, self.squares / self.steps - self.mean**2) if self.steps else 0.0
-
-    @property
-    def reach(self) -> float:
-        """The rows beyond or below the mean for which the line says anything."""
-        return max(self.mean / 2.0, REACH * sqrt(self.spread))
-
     def line(self, usual: float) -> tuple[float, float]:
         """Return the seconds of a step without rows, and of each row; zeros while nothing was seen. While steps have
         hardly differed in their rows, each is taken to be as long as `usual`, but all of them at most half of a
@@ -82,8 +65,9 @@ class DecodeFit:
         rows, seconds = self.rows / self.steps, self.seconds / self.steps
         most = seconds / rows
         assumed = (ASSUMED_SPREAD * rows) ** 2
+        spread = max(0.0, self.squares / self.steps - rows * rows)
         together = self.products / self.steps - rows * seconds
-        row = min(max(0.0, (together + assumed * min(usual, most / 2)) / (self.spread + assumed)), most)
+        row = min(max(0.0, (together + assumed * min(usual, most / 2)) / (spread + assumed)), most)
         return seconds - row * rows, row
 
 
@@ -115,18 +99,6 @@ class FittedCosts:
         """The seconds of a step without rows, and of each row; zeros while nothing was seen."""
         token = self.prompt_seconds / self.prompt_tokens if self.prompt_tokens else inf
         return self.decode.line(PROMPT_TOKENS * token)
-
-    def expected(self, steps: int, rows: int, prompt_tokens: int, least: float) -> float:
-        """Return the seconds that so many steps take with so many rows and prompt tokens; 0 while that is not known:
-        fewer seconds than the `least` were seen of such, or none with about so many rows."""
-        if (self.prompt_seconds if prompt_tokens else self.decode.seconds) < least:
-            return 0.0
-        beyond = rows / steps - self.decode.mean
-        if self.decode.steps and (beyond > self.decode.reach or (-beyond > self.decode.reach and not prompt_tokens)):
-            return 0.0
-        base, row = self.line
-        prompts = prompt_tokens * self.prompt_seconds / self.prompt_tokens if prompt_tokens else 0.0
-        return base * steps + row * rows + prompts
 
     def step(self, rows: float) -> float:
         """Return the seconds of a step of so many rows; 0 while nothing was seen."""

@@ -10,7 +10,6 @@ from pontil.runtime.proxy.balance.balancer import DECODE, PREFILL
 from pontil.runtime.proxy.balance.fitted_costs import DecayingRate, FittedCosts
 from pontil.runtime.proxy.balance.goodput import FULL, AskedRequest, GoodputModel, RequestMix, StepLine
 from pontil.runtime.proxy.balance.needs import CAREFUL, Needs, TimeLimits
-from pontil.runtime.proxy.balance.paces import Paces
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.routing.policy import PULLED
@@ -119,7 +118,6 @@ class FleetLoad:
     # Decode workers compute prompts where prefill workers have too much to do.
     helpers: bool = False
     costs: FittedCosts = field(default_factory=FittedCosts)
-    paces: Paces = field(default_factory=Paces)
     served: DecayingRate = field(default_factory=lasting_rate)
     ended: DecayingRate = field(default_factory=lasting_rate)
     counted: int = 0
@@ -137,7 +135,6 @@ class FleetLoad:
         workers = self.group.available
         for worker in workers:
             self.learn(worker, now)
-        self.paces.assign(workers, now)
         present = {worker.hello.sender for worker in workers}
         self.learned = {name: counts for name, counts in self.learned.items() if name in present}
         self.tokens = {name: count for name, count in self.tokens.items() if name in present}
@@ -152,9 +149,7 @@ class FleetLoad:
         is_in_prompt = not new.prompt_tokens and bool(worker.uncomputed or worker.others.uncomputed)
         if name not in self.learned or not is_in_prompt:
             self.learned[name] = counts
-            done = new.steps, new.microseconds * MICROSECOND, new.tokens, new.prompt_tokens
-            self.costs.add(*done)
-            self.paces.learn(worker, now, *done)
+            self.costs.add(new.steps, new.microseconds * MICROSECOND, new.tokens, new.prompt_tokens)
 
     def prompt_token(self, workers: Sequence[RegisteredWorker]) -> float | None:
         """Return the seconds of a prompt token in full steps of these workers; None while that is not known."""

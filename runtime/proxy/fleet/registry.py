@@ -276,7 +276,7 @@ class Registry:
     def goodbye(self, incarnation: str, drained: bool = False, for_good: bool = False) -> None:
         """Give a worker no new requests; those that it has may finish. One that was `drained` has none."""
         if (worker := self.workers.get(incarnation)) is not None:
-            worker.leaving, worker.contact.drained, worker.contact.last = True, drained, for_good
+            worker.leaving, worker.drained, worker.contact.last = True, drained, for_good
             self.of(worker.group).ends.leaves(worker.release, for_good)
             self.version += 1
 
@@ -291,7 +291,7 @@ class Registry:
         before, worker.hello = worker.role, replace(worker.hello, role=self.kept_role(worker, role), draining=draining)
         if worker.role != before:
             # Its work until now is of another kind, and counts neither for nor against it.
-            worker.begin_anew(self.even_share(worker))
+            worker.recent = self.even_share(worker)
         worker.leaving = draining
         self.version += 1
 
