@@ -128,9 +128,9 @@ class PlannedSite:
         world = self.world = QuietWorld(seed)
         enter(world)
         world.network.jitter = JITTER
-        each = model.profile.about.cores
-        shared = model.cores and SharedCores(world, model.cores, each, model.profile.company)
-        self.cores = shared or OwnCores()
+        profiles = [own.profile for _, own in self.members]
+        each = [(profile.about.cores, profile.company) for profile in profiles]
+        self.cores = SharedCores(world, model.cores, each) if model.cores else OwnCores()
         self.proxy = PlannedProxy(world, self.proxy_config, model.tokenizer)
         self.workers = [
             PlannedWorker(world, config, own, PlannedPlace(number, self.cores))

@@ -7,8 +7,9 @@ without work, else one that has such work already, else it holds up a worker. Wh
 their processes are held up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pontil.runtime.planner.device_profile import CompanyTimes
 from pontil.runtime.wire.simulated.processes import WorldProcess
@@ -56,10 +57,12 @@ class CoreProcess(WorldProcess):
 
 @dataclass(slots=True)
 class RunningStep:
-    """A step of a worker on its cores."""
+    """A step of a worker on its cores. By its kind and that of what runs beside it, it has `lost` such parts of its
+    time."""
 
     process: CoreProcess
     cores: frozenset[int]
+    lost: Mapping[tuple[str, str], float]
     kind: str
     begins: float
     until: float
@@ -82,27 +85,31 @@ class OwnCores:
 
 
 class SharedCores(OwnCores):
-    """So many cores for all, of which each worker has `each`."""
+    """So many cores for all. Of each worker it is told how many it has, and what its profile says of company."""
 
-    def __init__(self, world: VirtualWorld, count: int, each: int, company: CompanyTimes) -> None:
-        self.world, self.count, self.each = world, count, each
-        self.lost = company.lost()
+    def __init__(self, world: VirtualWorld, count: int, workers: Sequence[tuple[int, CompanyTimes]]) -> None:
+        self.world, self.count = world, count
+        firsts = accumulate((each for each, _ in workers), initial=0)
+        self.places = [
+            (frozenset((first + number) % count for number in range(each)), company.lost())
+            for first, (each, company) in zip(firsts, workers, strict=False)
+        ]
         self.steps: dict[int, RunningStep] = {}
         # When each core has done the work of the host that it has.
         self.taken = [0.0] * count
 
     def compute(self, process: CoreProcess, place: int, kind: str, seconds: float) -> float:
         begins = self.world.now()
-        cores = frozenset((place * self.each + number) % self.count for number in range(self.each))
+        cores, lost = self.places[place]
         took = seconds + self.wait(cores, begins)
         for other in self.steps.values():
             if other.until > begins and other.process is not process:
                 shares = not cores.isdisjoint(other.cores)
-                mine = HALF if shares else self.lost[kind, other.kind]
+                mine = HALF if shares else lost[kind, other.kind]
                 overlap = min(other.until - begins, seconds / (1.0 - mine))
                 took += overlap * mine
-                other.hold_up(overlap * (HALF if shares else self.lost[other.kind, kind]))
-        self.steps[place] = RunningStep(process, cores, kind, begins, begins + took)
+                other.hold_up(overlap * (HALF if shares else other.lost[other.kind, kind]))
+        self.steps[place] = RunningStep(process, cores, lost, kind, begins, begins + took)
         return took
 
     def wait(self, cores: frozenset[int], begins: float) -> float:
@@ -138,5 +145,5 @@ class SharedCores(OwnCores):
             victim.hold_up(seconds)
         for one in running:
             if one is not victim:
-                one.hold_up(seconds * self.lost[one.kind, HOST])
+                one.hold_up(seconds * one.lost[one.kind, HOST])
         return begins + seconds

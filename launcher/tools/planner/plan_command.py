@@ -164,13 +164,13 @@ def check_cores(profiles: "Sequence[DeviceProfile]", given: dict[str, Any]) -> N
         raise OptionError("--clients-here goes with --cores: say how many the machine has.")
     if given["cores"] is None:
         return
-    if len(profiles) > 1:
-        raise OptionError("--cores is for workers that are all of one profile: leave it out, or plan with one.")
-    (about,) = [one.about for one in profiles]
-    if about.device != "cpu":
-        raise OptionError(f"--cores is for workers on a processor, and the profile is of {about.processor}.")
-    if about.ranks > 1:
-        raise OptionError(f"--cores is for workers of one device, and the profile's has {about.ranks}.")
+    for about in (one.about for one in profiles):
+        if about.device != "cpu":
+            raise OptionError(f"--cores is for workers on a processor, and the profile is of {about.processor}.")
+        if about.ranks > 1:
+            raise OptionError(f"--cores is for workers of one device, and the profile's has {about.ranks}.")
+    if len(processors := sorted({one.about.processor for one in profiles})) > 1:
+        raise OptionError(f"--cores is for workers of one machine, and the profiles are of {' and '.join(processors)}.")
 
 
 def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:

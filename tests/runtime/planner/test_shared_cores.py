@@ -33,11 +33,11 @@ class Stepper(CoreProcess):
 
 
 def steps(
-    count: int, *begins: float, company: CompanyTimes = COMPANY
+    count: int, *begins: float, company: CompanyTimes = COMPANY, others: CompanyTimes | None = None
 ) -> tuple[VirtualWorld, SharedCores, list[Stepper]]:
     """Return workers on so many cores, each of which begins a step of 1 s at a time."""
     world = VirtualWorld(1)
-    cores = SharedCores(world, count, 1, company)
+    cores = SharedCores(world, count, [(1, company), *[(1, others or company)] * 7])
     workers = [Stepper(world, cores, place, 1.0) for place in range(len(begins))]
     for worker, at in zip(workers, begins, strict=True):
         world.after(at, worker.notify)
@@ -59,6 +59,11 @@ def test_a_step_alone_takes_its_time() -> None:
 def test_steps_on_other_cores_take_what_the_profile_says() -> None:
     world, _, workers = steps(2, 0.0, 0.0)
     assert ends(world, workers) == pytest.approx([1.25, 1.25], rel=0.05)
+
+
+def test_each_worker_loses_what_its_own_profile_says() -> None:
+    world, _, workers = steps(2, 0.0, 0.0, others=CompanyTimes())
+    assert ends(world, workers) == pytest.approx([1.25, 1.0], rel=0.05)
 
 
 def test_steps_on_one_core_take_turns() -> None:

@@ -153,7 +153,6 @@ def of_model(profile: DeviceProfile, **about: Any) -> str:
         (("--mixed", "big:1", "--price", "inf"), "'inf' is no number to count with"),
         (("--mixed", "big:1", "--price", "big:0,small:1"), "is not in the range x>0"),
         (("--mixed", ":"), "is no list like big:1,small:2"),
-        (("--mixed", "big:1", "--cores", "2"), "--cores is for workers that are all of one profile"),
         (("--prefill", "big:1", "--mixed", "small:1"), "--prefill and --decode go together"),
         (("--devices", "big:60,small:60"), "so give fewer, or fewer profiles"),
         (("--mixed", "big:1", "--kv-tier", "disk:/tmp/x:1GiB"), "--profile big: --kv-tier disk needs the times"),
@@ -178,6 +177,17 @@ def test_profiles_that_do_not_go_together_are_one_sentence(files: Path) -> None:
         (f"{files}/none.json", "cannot be read"),
     ):
         assert_refused((*big, "--profile", file, *mixed), reason)
+    (files / "away.json").write_text(of_model(SMALL, processor="another"))
+    reason = f"--cores is for workers of one machine, and the profiles are of {BIG.about.processor} and another"
+    assert_refused((*big, "--profile", f"{files}/away.json", *mixed, "--cores", "2"), reason)
+
+
+def test_workers_of_two_kinds_share_the_cores_of_a_machine(files: Path) -> None:
+    """On one core they take turns, so that both together do less in a second than on two."""
+    load = ("--concurrency", "4", "--requests", "40", "--prompt-tokens", "64", "--output-tokens", "16", "--json")
+    told = run([(*both(files), "--mixed", "big:1,small:1", "--cores", cores, *load) for cores in ("1", "2")])
+    one, two = (rows_of(output)[0]["output_tokens_per_second"] for _, output in told)
+    assert one < 0.9 * two
 
 
 def assert_refused(words: tuple[str, ...], reason: str) -> None:
