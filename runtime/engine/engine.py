@@ -10,7 +10,7 @@ from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, left_out_
 from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import NoHandshake, RemotePrefill
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
@@ -104,7 +104,8 @@ class Engine:
     computed for the first time, of prompts whose opening Output was made; `drafted` and `accepted` add up those of all
     Outputs.
 
-    The prompts of `begun` had their first part in the last step, and will have another.
+    The prompts of `begun` had their first part in the last step, and will have another. The step whose results came
+    last computed the spans `collected`.
 
     Where a runner does not compute at once, a step may be `in_flight` while the next one is scheduled and launched, the
     draws of which are started later if they need tokens of the one before. The tokens of both are the same as if each
@@ -119,6 +120,7 @@ class Engine:
         self.drafts = DraftCounts()
         self.in_flight: StepInFlight | None = None
         self.begun: list[Sequence] = []
+        self.collected: tuple[Span, ...] = ()
 
     @property
     def drafted(self) -> int:
@@ -163,7 +165,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch a step, then collect the one before if it is still in flight, else this one. The results are those of
         the one step that was collected."""
-        before, self.in_flight, self.begun = self.in_flight, None, []
+        before, self.in_flight, self.begun, self.collected = self.in_flight, None, [], ()
         if before is not None and before.alone:
             return self.settle(before)
         step = self.launch(self.scheduler.schedule())
@@ -225,7 +227,7 @@ class Engine:
             self.scheduler.drafts.drafter.computed(step.batch, end - step.began)
         if self.scheduler.queues.seats.lent:
             self.scheduler.background.computed(step.rows, step.began, end)
-        self.begun = step.note_chunks(end)
+        self.begun, self.collected = step.note_chunks(end), step.batch.spans
         if samples:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False

@@ -385,7 +385,7 @@ class Proxy:
             self.leases.lost(worker)
             for request in list(self.requests.values()):
                 # Another stage of its run may have ended it meanwhile.
-                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):
+                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.contact.drained):
                     self.dispatcher.retry(request, reason, cause)
             if cause == DIED:
                 self.dispatcher.cancels.drop(worker.hello.sender)

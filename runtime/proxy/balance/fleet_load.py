@@ -10,6 +10,7 @@ from pontil.runtime.proxy.balance.balancer import DECODE, PREFILL
 from pontil.runtime.proxy.balance.fitted_costs import DecayingRate, FittedCosts
 from pontil.runtime.proxy.balance.goodput import FULL, AskedRequest, GoodputModel, RequestMix, StepLine
 from pontil.runtime.proxy.balance.needs import CAREFUL, Needs, TimeLimits
+from pontil.runtime.proxy.balance.paces import Paces
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.routing.policy import PULLED
@@ -118,6 +119,7 @@ class FleetLoad:
     # Decode workers compute prompts where prefill workers have too much to do.
     helpers: bool = False
     costs: FittedCosts = field(default_factory=FittedCosts)
+    paces: Paces = field(default_factory=Paces)
     served: DecayingRate = field(default_factory=lasting_rate)
     ended: DecayingRate = field(default_factory=lasting_rate)
     counted: int = 0
@@ -135,6 +137,7 @@ class FleetLoad:
         workers = self.group.available
         for worker in workers:
             self.learn(worker, now)
+        self.paces.assign(workers, now)
         present = {worker.hello.sender for worker in workers}
         self.learned = {name: counts for name, counts in self.learned.items() if name in present}
         self.tokens = {name: count for name, count in self.tokens.items() if name in present}

@@ -58,6 +58,12 @@ class LoadWatch:
         return self.load.prompt_token(self.load.group.available) if group == self.load.group.key else None
 
     @property
+    def paces(self) -> Mapping[tuple[str, str], float]:
+        workers = self.load.group.available
+        prompts = {(worker.hello.name, "prompts"): worker.pace.prompts for worker in workers}
+        return prompts | {(worker.hello.name, "answers"): worker.pace.steps for worker in workers}
+
+    @property
     def errors(self) -> Mapping[str, float]:
         return NOTHING if self.forecast is None else self.forecast.errors.means
 

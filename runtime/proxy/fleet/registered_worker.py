@@ -10,8 +10,10 @@ from pontil.runtime.foundation.seat_counts import SeatCounts
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
+from pontil.runtime.proxy.routing.pace import FASTEST, WorkerPace
 from pontil.runtime.proxy.routing.policy import NO_OTHERS, SPARE_SEATS, OtherLoad, WorkerLoad
 from pontil.runtime.wire.messages import Hello
+from pontil.runtime.wire.step_sizes import DECODE_GAUGES, PREFILL_GAUGES, step_seconds
 
 # The least of each number. Block 0 is padding, so that one block holds nothing.
 LEAST = {"block_size": 1, "num_blocks": 2, "max_num_seqs": 1, "max_model_len": 1, "max_num_batched_tokens": 1}
@@ -64,22 +66,24 @@ class Contact:
     """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
     did not take and the next one that is heard of it, `confirmed` once the supervisor's table has shown it, and
     `stated` once a heartbeat has told of its load and room. It was the `last` one if the worker said that it leaves for
-    good."""
+    good. The worker was `drained` when it left: prompts that it computed lie with their decode workers, which tell if
+    they do not."""
 
     last_heard: float
     reachable: bool = True
     confirmed: bool = False
     stated: bool = False
     last: bool = False
+    drained: bool = False
 
 
 @dataclass(slots=True)
 class RegisteredWorker:
     """One registered worker. `counters` and `gauges` are the last that it reported. It has yet to compute `uncomputed`
     prompt tokens, and to end `taken` choices: `seat_counts` and `prompt_counts` have its choices and its uncomputed
-    prompts by caller. It was `drained` when it left: prompts that it computed lie with their decode workers, which tell
-    if they do not. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
-    (runtime/proxy/dispatch/dispatcher.py). It cannot pull from `lost_peers` now."""
+    prompts by caller. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
+    (runtime/proxy/dispatch/dispatcher.py), and it has this `pace` (runtime/proxy/balance/paces.py). It cannot pull from
+    `lost_peers` now."""
 
     hello: Hello
     contact: Contact
@@ -91,10 +95,10 @@ class RegisteredWorker:
     waiting: int = 0
     free_blocks: int = 0
     leaving: bool = False
-    drained: bool = False
     group: str | None = None
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     recent: float = 0.0
+    pace: WorkerPace = FASTEST
     others: OtherLoad = NO_OTHERS
     lost_peers: frozenset[str] = frozenset()
     seat_counts: SeatCounts = field(default_factory=SeatCounts)
@@ -127,6 +131,10 @@ class RegisteredWorker:
         in nobody's."""
         self.prompt_counts.add(share, prompts)
         self.uncomputed += 0 if share.gives_way else tokens
+
+    def step_seconds(self, *, with_prompts: bool) -> dict[float, float]:
+        """Return the seconds of its steps, with prompts in them or without, by the fewest rows of their size."""
+        return step_seconds(self.gauges, PREFILL_GAUGES if with_prompts else DECODE_GAUGES)
 
     @property
     def idle_seats(self) -> int:
@@ -167,7 +175,8 @@ class RegisteredWorker:
         load = self.loads[found] = WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others, self.prompt_counts.taken, self.lost_peers,
+            found, int(self.pace.slowest * self.recent), self.others, self.prompt_counts.taken, self.lost_peers,
+            pace=self.pace,
         )  # fmt: skip
         return load
 

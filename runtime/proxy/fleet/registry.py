@@ -276,7 +276,7 @@ class Registry:
     def goodbye(self, incarnation: str, drained: bool = False, for_good: bool = False) -> None:
         """Give a worker no new requests; those that it has may finish. One that was `drained` has none."""
         if (worker := self.workers.get(incarnation)) is not None:
-            worker.leaving, worker.drained, worker.contact.last = True, drained, for_good
+            worker.leaving, worker.contact.drained, worker.contact.last = True, drained, for_good
             self.of(worker.group).ends.leaves(worker.release, for_good)
             self.version += 1
 

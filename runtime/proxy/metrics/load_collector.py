@@ -23,6 +23,10 @@ class LoadFigures(Protocol):
     def factors(self) -> Mapping[tuple[str, str], float]:
         """The measured times over those of the profile, by role and time."""
 
+    @property
+    def paces(self) -> Mapping[tuple[str, str], float]:
+        """The times as long as the fastest that each worker takes, by its name and the work."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadCollector:
@@ -47,3 +51,9 @@ class LoadCollector:
         for (role, time), factor in self.load.factors.items():
             slowdown.add_metric([role, time], factor)
         yield slowdown
+        paces = GaugeMetricFamily(
+            "pontil_worker_pace", "Times as long as the fastest worker takes", labels=["worker", "work"]
+        )
+        for (worker, work), times in self.load.paces.items():
+            paces.add_metric([worker, work], times)
+        yield paces

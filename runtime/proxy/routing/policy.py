@@ -10,6 +10,7 @@ from typing import Literal
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 from pontil.runtime.foundation.value import value
+from pontil.runtime.proxy.routing.pace import FASTEST, WorkerPace
 
 # Work given to a worker beyond what it computes now: prompt tokens, in steps of its own, and choices for seats that are
 # still taken. Enough that it never waits for the proxy, and so little that the proxy still decides the order.
@@ -59,7 +60,8 @@ class WorkerLoad:
     computes in one step. `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once.
     The counts are this proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the
     prompt that is to be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or
-    made by it lately. It can pull nothing from `lost_peers` now.
+    made by it lately, or would have been by the fastest. It can pull nothing from `lost_peers` now. Its `pace` is in
+    all of its costs.
 
     The caller of that request can have `claimable` seats of those that hold more than their part. One that is
     `without_prompts` to be computed there always has its turn.
@@ -83,18 +85,30 @@ class WorkerLoad:
     lost_peers: frozenset[str] = frozenset()
     claimable: int = 0
     without_prompts: bool = False
+    pace: WorkerPace = FASTEST
     # Derived once: a load is read for many requests, until that of its worker changes.
-    all_in_flight: int = field(init=False, compare=False, repr=False)
-    all_uncomputed: int = field(init=False, compare=False, repr=False)
+    seats_cost: float = field(init=False, compare=False, repr=False)
     ahead: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Add the work of other proxies. `ahead` are the prompt tokens that it may have to compute and still be given
-        more: an even share of what it may have at once, or all that the other proxies leave."""
+        more: an even share of what it may have at once, or all that the other proxies leave. Where it is slow that is
+        no more than the fastest computes meanwhile, but a step. `seats_cost` is that of generating beside its
+        requests."""
         whole, other_load = AHEAD_STEPS * self.step_tokens, self.others
+        if self.pace.prompts > 1.0:
+            whole = max(self.step_tokens, int(whole / self.pace.prompts))
         object.__setattr__(self, "ahead", max(whole - other_load.uncomputed, other_load.share_of(whole)))
-        object.__setattr__(self, "all_in_flight", self.in_flight + other_load.in_flight)
-        object.__setattr__(self, "all_uncomputed", self.uncomputed + other_load.uncomputed)
+        cost = SEAT_TOKENS * self.pace.steps * (self.in_flight + other_load.in_flight) + self.pace.behind
+        object.__setattr__(self, "seats_cost", cost)
+
+    @property
+    def all_in_flight(self) -> int:
+        return self.in_flight + self.others.in_flight
+
+    @property
+    def all_uncomputed(self) -> int:
+        return self.uncomputed + self.others.uncomputed
 
     def can_prefill(self, prompt_tokens: int, saved: int = 0) -> bool:
         """Return whether this prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
@@ -173,8 +187,9 @@ class Costs:
 
     @classmethod
     def of(cls, workers: Sequence[WorkerLoad], prompt_tokens: int) -> "Costs":
-        """Return the costs among these workers, which do the same kind of work."""
-        return cls(prompt_tokens, sum([worker.recent for worker in workers]) / len(workers) if workers else 0.0)
+        """Return the costs among these workers, which do the same kind of work. Slow ones may have less of it."""
+        recent = [worker.recent for worker in workers if worker.pace is FASTEST] or [one.recent for one in workers]
+        return cls(prompt_tokens, sum(recent) / len(recent) if recent else 0.0)
 
     def excess(self, worker: WorkerLoad) -> float:
         """Return the recent work beyond what a worker may have without being avoided."""
@@ -183,24 +198,24 @@ class Costs:
 
     def prefill(self, worker: WorkerLoad) -> float:
         """Return the cost of computing the prompt there for another worker."""
-        return worker.all_uncomputed + worker.missing(self.prompt_tokens) + self.excess(worker)
+        computing = worker.uncomputed + worker.others.uncomputed + worker.missing(self.prompt_tokens)
+        return worker.pace.prompts * computing + self.excess(worker)
 
     def decode(self, worker: WorkerLoad) -> float:
         """Return the cost of pulling the prompt's KV there and generating."""
-        pull_cost = PULLED * worker.missing(self.prompt_tokens)
-        return pull_cost + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
+        return PULLED * worker.missing(self.prompt_tokens) + worker.seats_cost + self.excess(worker)
 
     def whole(self, worker: WorkerLoad) -> float:
         """Return the cost of doing everything there, where there are no other kinds of workers."""
-        return self.prefill(worker) + SEAT_TOKENS * worker.all_in_flight
+        return self.prefill(worker) + worker.seats_cost
 
     def relieving(self, worker: WorkerLoad) -> float:
         """Return the cost of doing everything on a decode worker. Its other requests wait for the computed part: it has
         to be sooner by a step, or by that part of one that the computed tokens are of the prompt."""
         missing = worker.missing(self.prompt_tokens)
-        computing = INTERLEAVED * (worker.all_uncomputed + missing)
+        computing = INTERLEAVED * worker.pace.prompts * (worker.uncomputed + worker.others.uncomputed + missing)
         margin = worker.step_tokens * (missing / self.prompt_tokens if self.prompt_tokens else 1.0)
-        return computing + margin + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
+        return computing + margin + worker.seats_cost + self.excess(worker)
 
 
 def plan(
@@ -360,4 +375,4 @@ def cheapest(workers: Sequence[WorkerLoad], cost: Cost) -> WorkerLoad:
 def preference(worker: WorkerLoad) -> tuple[int, int, int]:
     """Return the order between workers of equal cost: by requests, fewest first, then by free blocks, most first, then
     by recent work, least first."""
-    return worker.all_in_flight, -worker.free_blocks, worker.recent
+    return worker.in_flight + worker.others.in_flight, -worker.free_blocks, worker.recent

@@ -53,7 +53,12 @@ class LoadGauge:
         return HeartbeatLoad(running, waiting, free, 0, counters, self.gauges(), self.others(link), lost)
 
     def gauges(self) -> dict[str, int]:
-        return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges(), **self.leases.gauges()}
+        return {
+            **(self.stage.gauges() or {}),
+            **self.machine.scheduler.tier.gauges(),
+            **self.leases.gauges(),
+            **self.engine_counters.step_times.gauges(),
+        }
 
     def others(self, link: ProxyLink) -> dict[str, int] | None:
         """Return what other proxies have given to this worker; None where there is only one proxy."""

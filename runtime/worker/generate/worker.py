@@ -226,6 +226,7 @@ class Worker(Workload):
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()
         ended = time.monotonic()
+        self.engine_counters.step_times.add(self.machine.engine.collected, ended - now)
         self.stage.after(outputs, ended)
         # Before the tokens: a client that has its answer may send the next turn at once.
         self.leases.reporters.tell()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a worker's engine, which a proxy compares with its ledger."""
+"""Counters of a worker's engine, which a proxy compares with its ledger, and the times of its steps."""
 
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.worker.links.proxy_link import ToldCounts
+from pontil.runtime.worker.process.step_times import MeanStepTimes
 
 
 class WorkerCounters:
@@ -11,6 +12,7 @@ class WorkerCounters:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.results_dropped = 0
+        self.step_times = MeanStepTimes()
 
     def drop(self) -> None:
         """Drop a result whose request is unknown here (A2): it is not sent, and not counted as if it were."""

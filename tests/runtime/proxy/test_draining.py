@@ -183,7 +183,7 @@ def test_a_prefill_worker_that_drained_takes_no_request_with_it(play: Play, drai
         submit = await submitted(decode)
         await tells(live_proxy, prefill, "prefill", True)
         prefill.say(Goodbye(prefill.incarnation, prefill.proxy, drained))
-        await until(lambda: known(live_proxy, prefill).drained == drained)
+        await until(lambda: known(live_proxy, prefill).contact.drained == drained)
         lost(live_proxy, prefill)
         assert live_proxy.value("pontil_failovers_total", cause="died") == (0 if drained else 1)
         submit = submit if drained else await submitted(decode)

@@ -161,7 +161,7 @@ class BegunAnswer:
         await leaves(self.live_proxy, worker)
         worker.say(Goodbye(worker.incarnation, worker.proxy, True, for_good))
         known = self.live_proxy.proxy.registry.workers[worker.incarnation]
-        await until(lambda: known.drained)
+        await until(lambda: known.contact.drained)
         lost(self.live_proxy, worker)
 
     async def fails(self) -> None:

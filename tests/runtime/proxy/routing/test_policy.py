@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import DrawFn, booleans, builds, composite, integers, lists, sampled_from
 
+from pontil.runtime.proxy.routing.pace import WorkerPace
 from pontil.runtime.proxy.routing.policy import (
     AHEAD_STEPS,
     MOST_STATED,
     PULLED,
+    SEAT_TOKENS,
     SPARE_SEATS,
     TURN_TOKENS,
     Costs,
@@ -74,6 +76,28 @@ def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
     ]  # fmt: skip
     assert every_route([PREFILL, DECODE], "never") == [Route.alone(PREFILL), Route.alone(DECODE)]
     assert every_route([DECODE], "always") == [Route.alone(DECODE)] and every_route([], "always") == []
+
+
+def test_an_answer_goes_to_a_slow_worker_when_the_fast_one_is_as_slow_by_its_rows() -> None:
+    """Steps of the slow one take three times as long, and 10 rows as long as a step without any: with 20 more the fast
+    one's take as long as the slow one's with none."""
+    slow = replace(DECODE, incarnation="d2", pace=WorkerPace(3.0, 3.0, SEAT_TOKENS * 10 * 2.0))
+    for busy, chosen in ((19, "d"), (21, "d2")):
+        route = plan([PREFILL, replace(DECODE, in_flight=busy), slow], "always")
+        assert route is not None and route.decode.incarnation == chosen
+
+
+def test_a_prompt_goes_to_a_slow_worker_when_the_fast_one_has_so_much_to_do() -> None:
+    slow = replace(PREFILL, incarnation="p2", pace=WorkerPace(3.0, 1.0, 0.0))
+    for before, chosen in ((199, "p"), (201, "p2")):
+        route = plan([replace(PREFILL, uncomputed=before), slow, DECODE], "always", prompt_tokens=100)
+        assert route is not None and route.prefill.incarnation == chosen
+
+
+def test_a_slow_worker_has_less_ahead() -> None:
+    assert replace(MIXED, pace=WorkerPace(2.0, 1.0, 0.0)).ahead == MIXED.ahead // 2
+    # A whole step in any case.
+    assert replace(MIXED, pace=WorkerPace(9.0, 9.0, 0.0)).ahead == MIXED.step_tokens
 
 
 def test_a_worker_that_does_both_takes_what_the_pairs_have_no_seat_for() -> None:
