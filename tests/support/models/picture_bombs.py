@@ -8,6 +8,9 @@ import zlib
 from PIL import Image
 
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+ZLIB_HEAD, DEFLATE_END = b"\x78\xda", b"\x03\x00"
+MIB = 1 << 20
+ADLER_MODULUS = 65521
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -15,10 +18,18 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + part + struct.pack(">I", zlib.crc32(part))
 
 
-def png(width: int, height: int, *more: bytes, pixels: bytes = bytes(1 << 16)) -> bytes:
-    """Return a PNG that says this size, with more chunks before its few pixels."""
+def packed_zeros(mib: int) -> bytes:
+    """Return so many MiB of zeros as zlib packs them, without packing more than one of them."""
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    one = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    checksum = (mib * MIB % ADLER_MODULUS) << 16 | 1
+    return ZLIB_HEAD + one * mib + DEFLATE_END + struct.pack(">I", checksum)
+
+
+def png(width: int, height: int, *more: bytes, pixels: bytes = bytes(1 << 16), packed: bytes = b"") -> bytes:
+    """Return a PNG that says this size, with more chunks before its few pixels, which may be packed already."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return PNG_HEAD + head + b"".join(more) + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+    return PNG_HEAD + head + b"".join(more) + chunk(b"IDAT", packed or zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -40,7 +51,7 @@ def frames(form: str, count: int) -> bytes:
     return file.getvalue()
 
 
-def packed(kind: bytes, size: int) -> bytes:
-    """Return a chunk beside the pixels whose text or profile has so many bytes when it is unpacked."""
+def packed_text(kind: bytes, mib: int) -> bytes:
+    """Return a chunk beside the pixels whose text or profile has so many MiB when it is unpacked."""
     inside = {b"zTXt": b"\0", b"iCCP": b"\0", b"iTXt": b"\1\0\0\0"}[kind]
-    return chunk(kind, b"name\0" + inside + zlib.compress(bytes(size), 9))
+    return chunk(kind, b"name\0" + inside + packed_zeros(mib))

@@ -4,11 +4,12 @@ as before: none comes as far as its limits."""
 
 import asyncio
 import struct
+import zlib
 from collections.abc import Iterator
 
 import psutil
 import pytest
-from picture_bombs import PNG_HEAD, chunk, frames, jpeg, packed, png
+from picture_bombs import PNG_HEAD, chunk, frames, jpeg, packed_text, packed_zeros, png
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.medium import IMAGE
@@ -62,9 +63,9 @@ def decoder() -> Iterator[BombedReader]:
         (PNG_HEAD + struct.pack(">I", 0x7FFFFFFF) + b"IHDR", "no whole PNG or JPEG"),
         (b"\xff\xd8\xff" * 1000, "no whole PNG or JPEG"),
         (b"\xff\xd8\xff\xe0\xff\xff", "no whole PNG or JPEG"),
-        (png(32, 32, packed(b"zTXt", 256 << 20), pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
-        (png(32, 32, packed(b"iTXt", 256 << 20), pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
-        (png(32, 32, *[packed(b"zTXt", 1 << 20)] * 500, pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
+        (png(32, 32, packed_text(b"zTXt", 256), pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
+        (png(32, 32, packed_text(b"iTXt", 256), pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
+        (png(32, 32, *[packed_text(b"zTXt", 1)] * 500, pixels=bytes(SQUARE)), "no whole PNG or JPEG"),
     ],
 )  # fmt: skip
 def test_a_bomb_is_refused_in_a_sentence(decoder: BombedReader, file: bytes, says: str) -> None:
@@ -72,6 +73,10 @@ def test_a_bomb_is_refused_in_a_sentence(decoder: BombedReader, file: bytes, say
     with pytest.raises(RequestError, match=f"^place cannot be read: .*({says})") as refused:
         decoder.squares(file)
     assert (refused.value.param, refused.value.code) == ("place", "invalid_image")
+
+
+def test_zeros_are_packed_as_zlib_does() -> None:
+    assert zlib.decompress(packed_zeros(3)) == bytes(3 << 20)
 
 
 ENDLESS = chunk(b"acTL", struct.pack(">II", 0x7FFFFFFF, 0))
@@ -83,7 +88,7 @@ ENDLESS = chunk(b"acTL", struct.pack(">II", 0x7FFFFFFF, 0))
         frames("PNG", 200),
         frames("MPO", 60),
         png(32, 32, ENDLESS, pixels=bytes(SQUARE)),
-        png(32, 32, pixels=bytes(64 << 20)),
+        png(32, 32, packed=packed_zeros(64)),
         png(32, 32, pixels=bytes(SQUARE)) + bytes(1 << 19),
         frames("PNG", 3)[:-100],
     ],
