@@ -3,13 +3,15 @@
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import pytest
 import rank_calls
 
 # Seconds that an answer may take on a machine that does other work too.
@@ -21,8 +23,11 @@ class RankProcesses:
 
     def __init__(self, count: int) -> None:
         self.context = get_context("forkserver")
-        # Found without the tests' paths: that process knows the folder in which it was started.
-        self.context.set_forkserver_preload(["app", "torch", "pontil.gpu_ops.collectives.factory"])
+        self.context.set_forkserver_preload(["app", "torch", "pytest", "rank_calls", "rank_models"])
+        with pytest.MonkeyPatch.context() as patch:
+            # That process would know only the folder in which it was started.
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            forkserver.ensure_running()
         self.ends: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for rank in range(count):
