@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,8 +64,11 @@ def patch_builtins(package: Any, builder: Any, scope: Any) -> None:
 
 def make_interpreter_fast() -> None:
     """Keep what takes half of the interpreter's time, since it is found out anew at every call of a function and at
-    every operation: the functions that it replaces, and numpy's names of types."""
+    every operation: the functions that it replaces, which stay replaced here, and numpy's names of types. And leave out
+    the sums in 64 bits beside each one of whole numbers: their verdict is an assertion of a device, which the
+    interpreter does not look at."""
     numpy_types, find = dict[str, Any](), interpreter._get_np_dtype
+    patch_language, patched = interpreter._patch_lang, set[int]()
 
     def numpy_type(triton_type: Any) -> Any:
         name = triton_type.scalar.name
@@ -72,8 +76,18 @@ def make_interpreter_fast() -> None:
             numpy_types[name] = find(triton_type)
         return numpy_types[name]
 
+    def patch_once(function: Any) -> Any:
+        """Return nothing to restore."""
+        if id(function.__globals__) not in patched:
+            patched.add(id(function.__globals__))
+            patch_language(function)
+        return interpreter._LangPatchScope()
+
     interpreter._get_np_dtype = numpy_type
-    interpreter._patch_builtin = patch_builtins
+    interpreter._patch_builtin, interpreter._patch_lang = patch_builtins, patch_once
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug, "assertions of a device are looked at"
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 class NamedTarget(DriverBase):  # type: ignore[misc]
