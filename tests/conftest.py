@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.logging import catching_logs
 from costs import TestCosts
 from effort import examples, is_long
 from file_scheduling import WaitingFiles
@@ -125,10 +126,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
     if (torch := sys.modules.get("torch")) is not None:
         THREADS.append(torch.get_num_threads())
-    # pytest adds its handlers to each logger that passes nothing on, six times a test; dozens of torch's are such.
-    for name, known in logging.root.manager.loggerDict.items():
-        if name.startswith("torch") and isinstance(known, logging.Logger):
+    # pytest looks six times a test at hundreds of loggers, and adds its handlers to each that passes nothing on, as
+    # dozens of libraries' do. Here they do, and it looks at the root alone.
+    for known in logging.root.manager.loggerDict.values():
+        if isinstance(known, logging.Logger):
             known.propagate = True
+    setattr(catching_logs, catching_logs.__enter__.__name__, catch_by_the_root)
+
+
+def catch_by_the_root(caught: "catching_logs[Any]") -> logging.Handler:
+    handler: logging.Handler = caught.handler
+    if caught.level is not None:
+        handler.setLevel(caught.level)
+        caught.orig_level = logging.root.level
+        logging.root.setLevel(min(caught.orig_level, caught.level))
+    logging.root.addHandler(handler)
+    caught.attached_loggers.append(logging.root)
+    return handler
 
 
 @pytest.hookimpl(trylast=True)
