@@ -13,6 +13,7 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
@@ -40,13 +41,17 @@ NO_PARTICIPLES = frozenset({"seed", "speed", "need", "feed", "shed", "embed", "b
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceModule:
     """One file of the product: its path in the checkout, text and syntax."""
 
     path: str
     text: str
     tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
 
     @property
     def name(self) -> str:
@@ -92,7 +97,7 @@ def modules_of(root: Path) -> list[SourceModule]:
 
 def nodes(modules: Sequence[SourceModule]) -> Iterator[tuple[SourceModule, ast.AST]]:
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             yield module, node
 
 
@@ -231,7 +236,7 @@ def imports_of(modules: Sequence[SourceModule]) -> dict[str, set[str]]:
     known = {module.name for module in modules}
     return {
         module.name: {
-            target for node in ast.walk(module.tree) for name in imported(node) if (target := nearest(name, known))
+            target for node in module.nodes for name in imported(node) if (target := nearest(name, known))
         } - {module.name}
         for module in modules
     }  # fmt: skip
