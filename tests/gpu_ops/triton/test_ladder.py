@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +45,25 @@ SLOWEST |= {"adapters-mixed-136-float16", "recurrent-state-space-cut"}
 SHARED = {"sm_80": 163 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "gfx942": 64 << 10}
 
 
-class Rung:
+class Tries:
     """A process that tries cases, and another one after it ended."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, **variables: str) -> None:
+        self.variables = variables
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> "subprocess.Popen[str]":
-        more = {"PYTHONPATH": f"{ROOT}:{SUPPORT / 'gpu'}", "OMP_NUM_THREADS": "1"}
-        if self.name == "interpreter":
-            more["TRITON_INTERPRET"] = "1"
+        more = {"PYTHONPATH": f"{ROOT}:{SUPPORT / 'gpu'}", "OMP_NUM_THREADS": "1", **self.variables}
         return subprocess.Popen(
-            [sys.executable, SUPPORT / "gpu" / "rung_child.py", self.name],
+            [sys.executable, SUPPORT / "gpu" / "rung_child.py"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | more,
         )  # fmt: skip
 
-    def ask(self, case: str) -> dict[str, Any]:
+    def ask(self, rung: str, case: str) -> dict[str, Any]:
         if self.process is None:
             self.process = self.start()
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(case, file=self.process.stdin, flush=True)
+        print(rung, case, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
             code, self.process = self.process.wait(), None
@@ -77,12 +76,25 @@ class Rung:
             self.process.communicate()
 
 
+@dataclass(frozen=True)
+class Rung:
+    """A target, the interpreter or the device, and the process in which its cases are tried."""
+
+    name: str
+    tries: Tries
+
+    def ask(self, case: str) -> dict[str, Any]:
+        return self.tries.ask(self.name, case)
+
+
 @pytest.fixture(scope="module")
 def rungs() -> Iterator[dict[str, Rung]]:
-    made = {name: Rung(name) for name in ("interpreter", "device", *TARGETS)}
-    yield made
-    for rung in made.values():
-        rung.close()
+    """The interpreter and a device have a process each, and all targets share one."""
+    compiled, run, interpreted = Tries(), Tries(), Tries(TRITON_INTERPRET="1")
+    made = {name: Rung(name, compiled) for name in TARGETS}
+    yield made | {"device": Rung("device", run), "interpreter": Rung("interpreter", interpreted)}
+    for tries in (compiled, run, interpreted):
+        tries.close()
 
 
 @pytest.mark.parametrize("name", by_default(set(INTERPRETED) - SLOWEST, INTERPRETED))

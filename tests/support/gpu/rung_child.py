@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tries cases in a process of its own, since a kernel that reads outside its memory ends the process, and since
-Triton's interpreter is chosen for a process. Started with the name of a target, with "interpreter" or "device"; reads
-case names from standard input and writes a JSON object for each to standard output."""
+Triton's interpreter is chosen for a process. Reads the name of a target, "interpreter" or "device" and that of a case
+from each line of standard input, and writes a JSON object for it to standard output."""
 
 # Binds the package: another folder's may be installed.
 import app  # noqa: F401
@@ -92,11 +92,12 @@ def make_interpreter_fast() -> None:
 
 
 class NamedTarget(DriverBase):  # type: ignore[misc]
-    """A driver without a device, which only says for which one to compile."""
+    """A driver without a device, which only says for which one to compile. By its number Triton tells kernels of
+    several targets apart."""
 
-    def __init__(self, target: GPUTarget) -> None:
+    def __init__(self, target: GPUTarget, number: int) -> None:
         super().__init__()
-        self.target = target
+        self.target, self.number = target, number
 
     @classmethod
     def is_active(cls) -> bool:
@@ -109,7 +110,7 @@ class NamedTarget(DriverBase):  # type: ignore[misc]
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.number
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -145,11 +146,12 @@ class Compiler:
 
     def __init__(self, name: str) -> None:
         self.name, self.target = name, TARGETS[name]
-        triton.runtime.driver.set_active(NamedTarget(self.target))
+        self.driver = NamedTarget(self.target, list(TARGETS).index(name))
         self.kernels: list[dict[str, Any]] = []
-        launch.starter = self.compile
 
     def __call__(self, case: KernelCase) -> dict[str, Any]:
+        triton.runtime.driver.set_active(self.driver)
+        launch.starter = self.compile
         self.kernels = []
         case.call(CPU)
         return {"kernels": self.kernels}
@@ -197,13 +199,13 @@ def amd_facts(assembly: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    rung = sys.argv[1]
-    try_case = {"interpreter": interpret, "device": run_on_device}.get(rung) or Compiler(rung)
+    rungs = {"interpreter": interpret, "device": run_on_device} | {name: Compiler(name) for name in TARGETS}
     interpreter.np = SimpleNamespace(**vars(np) | {"matmul": rows_alone})
     make_interpreter_fast()
     cases = CASES | FAULTS | {OVER_BUDGET.name: OVER_BUDGET}
     for line in sys.stdin:
-        print(json.dumps(try_case(cases[line.strip()])), flush=True)
+        rung, case = line.split()
+        print(json.dumps(rungs[rung](cases[case])), flush=True)
 
 
 if __name__ == "__main__":
