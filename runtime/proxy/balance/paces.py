@@ -80,10 +80,10 @@ class Paces:
             if now - self.stepped[name][1] < IDLE:
                 times = prompts.times(name, told[name][0]), answers.times(name, told[name][1])
             pace = paced(worker.pace, *times, answers.base_rows)
-            if pace is FASTEST is not worker.pace:
+            if pace is FASTEST and worker.pace is not FASTEST:
                 # It had little to do while it was slow. It is to take its part now, and not all.
                 equals = [one.recent for one in workers if one.role == worker.role and one.pace is FASTEST]
-                worker.recent = max(worker.recent, *equals, 0.0)
+                worker.recent = max(worker.recent, sum(equals) / max(1, len(equals)))
             worker.pace = pace
 
     def last_step(self, worker: RegisteredWorker, now: float) -> tuple[int, float]:
@@ -97,12 +97,10 @@ def paced(before: WorkerPace, prompts: float, steps: float, base_rows: float) ->
     prompts, steps = rounded(prompts, before.prompts), rounded(steps, before.steps)
     if (prompts, steps) == (before.prompts, before.steps):
         return before
+    if prompts == steps == 1.0:
+        return FASTEST
     # A request waits for a step's rows and makes each of these wait: of two shares the base has one.
-    return (
-        FASTEST
-        if prompts == steps == 1.0
-        else WorkerPace(prompts, steps, SEAT_TOKENS * base_rows / 2.0 * (steps - 1.0))
-    )
+    return WorkerPace(prompts, steps, SEAT_TOKENS * base_rows / 2.0 * (steps - 1.0))
 
 
 def rounded(times: float, before: float) -> float:

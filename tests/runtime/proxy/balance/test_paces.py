@@ -118,7 +118,10 @@ def test_a_slow_worker_with_nothing_to_do_counts_as_fast_until_it_has_made_a_ste
         fleet.step(number, 1)
     assert fleet.look()[1] == (1.0, 4.0)
     assert fleet.look(0.9 * IDLE)[1] == (1.0, 4.0)
+    fleet.workers[0].recent = 5000.0
     assert fleet.look(0.2 * IDLE) == [(1.0, 1.0)] * 2
+    # It takes its part of what comes next, and not all.
+    assert fleet.workers[1].recent == 5000.0
     fleet.step(1, 1, count=1)
     assert fleet.look()[1] == (1.0, 4.0)
 
