@@ -280,9 +280,12 @@ class FleetLeases:
     def came(self, message: Hello) -> None:
         """Have a worker that has registered keep the leases again that were lost with an earlier process of its name.
         It hears of them before any request, which might take their blocks."""
-        came = self.registry.group_at(message.sender), message.name
-        for view in [one for one in self.views.values() if one.is_lost and (one.group, one.worker_name) == came]:
+        for view in self.lost_with(self.registry.group_at(message.sender), message.name):
             self.resume(view, message.sender, view.moves)
+
+    def lost_with(self, group: str | None, name: str) -> list[LeaseView]:
+        """Return the leases that were lost with a worker of this name."""
+        return [one for one in self.views.values() if one.is_lost and (one.group, one.worker_name) == (group, name)]
 
     def resume(self, view: LeaseView, worker: str, moves: int) -> None:
         """Have a worker keep a lease, if it has the blocks."""
@@ -305,12 +308,20 @@ class FleetLeases:
     def lost(self, worker: RegisteredWorker) -> None:
         """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
         outlives = worker.hello.device == HOST_DEVICE
-        for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
+        held = [view for view in self.views.values() if view.worker == worker.hello.sender]
+        for view in held:
             view.last_worker, view.worker = view.worker, None
             view.lost = max(view.term.began, min(self.clock(), worker.contact.last_heard))
             view.pin(self.moving(worker) if outlives else None)
-            if worker.contact.last:
+        if worker.contact.last:
+            for view in self.lost_with(worker.group, worker.hello.name):
                 self.close(view, REFUNDED, view.lost, LEFT)
+            return
+        # The next process may have come before the news of this one's end.
+        for one in self.registry.workers.values():
+            if (one.group, one.hello.name) == (worker.group, worker.hello.name) and one is not worker:
+                for view in held:
+                    self.resume(view, one.hello.sender, view.moves)
 
     def tick(self) -> None:
         """End what is over, and refund what no worker holds for too long."""

@@ -12,8 +12,9 @@ from scripted_site import ScriptedSite
 from scripted_worker import eventually
 
 from pontil.runtime.accounting.usage_file import open_to_read
+from pontil.runtime.proxy.leases.fleet_leases import LEFT
 from pontil.runtime.wire.lease_messages import REFUSED
-from pontil.runtime.wire.messages import LeaseState, LeasesTold
+from pontil.runtime.wire.messages import Goodbye, LeaseState, LeasesTold
 
 IDS = [40 + number % 50 for number in range(40)]
 PATH, THEIRS = "/v1/prefixes", "theirs"
@@ -128,3 +129,31 @@ def test_a_lost_lease_waits_for_its_workers_successor_alone(made: ScriptedSite) 
     other.say(LeaseState(other.incarnation, *about, 0, 0, 0, 0.0, "only 0 of 32 tokens are here"))
     leasing_worker(made, holder.name)
     eventually(lambda: state_of(made, name) == "held", "the lease at the next process")
+
+
+def test_a_process_that_came_before_the_news_of_the_end_of_the_one_before_keeps_its_leases(made: ScriptedSite) -> None:
+    """A kill may be noticed after the next process has registered."""
+    holder, other, _ = with_theirs(made)
+    name = next(iter(holder.leases))
+    successor = leasing_worker(made, holder.name)
+    assert not successor.orders
+    holder.fall_silent(made.proxy.registry)
+    eventually(lambda: [one.lease_id for one in successor.orders if one.action == "resume"], "the order to keep it")
+    eventually(lambda: name in successor.leases and state_of(made, name) == "held", "the lease at the next process")
+    assert not other.orders
+
+
+def test_a_lost_lease_ends_when_its_workers_next_process_leaves_for_good(made: ScriptedSite) -> None:
+    holder, _, _ = with_theirs(made)
+    name = next(iter(holder.leases))
+    holder.fall_silent(made.proxy.registry)
+    eventually(lambda: state_of(made, name) == "moving", "the loss")
+    # It ends before it has said whether it keeps it.
+    successor = made.worker(holder.name)
+    eventually(lambda: successor.incarnation in made.proxy.registry.workers, "the next process")
+    successor.say(Goodbye(successor.incarnation, successor.proxy, for_good=True))
+    eventually(lambda: made.proxy.registry.workers[successor.incarnation].contact.last, "its goodbye")
+    successor.fall_silent(made.proxy.registry)
+    eventually(lambda: state_of(made, name) == "refunded", "the refund")
+    # By that, and not since nobody had come in its place for long enough.
+    assert made.proxy.leases.over[name].term.reason == LEFT
