@@ -306,7 +306,7 @@ class FleetLeases:
         return self.registry.of(worker.group).moving[worker.release]
 
     def lost(self, worker: RegisteredWorker) -> None:
-        """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
+        """Take note that a worker is gone. Where no process will come in its place, what was held is refunded."""
         outlives = worker.hello.device == HOST_DEVICE
         held = [view for view in self.views.values() if view.worker == worker.hello.sender]
         for view in held:
