@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --long) marks=(); export LONG_TESTS=1 ;;
         --kernels) export TEST_KERNELS=${2:?--kernels needs a name}; shift ;;
-        --costs) costs=(--costs "${2:?--costs needs a file}"); shift ;;
+        --costs) costs=("--costs=${2:?--costs needs a file}"); shift ;;
         --venv) venv=${2:?--venv needs a folder}; shift ;;
         -h | --help) sed -n '3,6s/^# *//p' "$0"; exit ;;
         *) rest+=("$1") ;;
