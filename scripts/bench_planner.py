@@ -10,9 +10,9 @@ that cannot be told from noise. Rows of configurations that the file --rows has 
 that was broken off goes on. --cases measures some configurations only.
 
 The cores of a virtual machine may be half as fast for seconds. So one stream is measured right before and after each
-run, with nothing beside it: that it takes so many times as long as planned is the machine's speed, by which the run is
-predicted once more (`plan --slowdown`). Runs beside which other programs took more than --others of the cores are
-repeated, for up to --patience seconds a configuration.
+run, with nothing beside it: that its first tokens, and those behind them, take so many times as long as planned is the
+machine's speed, by which the run is predicted once more (`plan --slowdown`). Runs beside which other programs took more
+than --others of the cores are repeated, for up to --patience seconds a configuration.
 
 --drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right, and no
 others may be made: that of a model and a draft model whose files scripts/deepen_model.py wrote with --counting. The
@@ -28,11 +28,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -51,6 +51,8 @@ from pontil.launcher.tools.planner.profiled_launch import ProfiledLaunch, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES, VOCABULARY, LONGEST, TIMEOUT = 2, 40_000, 2048, 120.0
+# The first token takes so many times as long as planned, and each behind it.
+Slowdown = tuple[float, float]
 # Seconds between looks at a launch.
 LOOK = 0.5
 
@@ -164,31 +166,33 @@ class PlannerBench:
     def measure(self) -> None:
         """Measure all configurations that are wanted and not known."""
         known = {(row["topology"], row["load"]) for row in self.rows}
-        wanted = [self.cases[number] for number in self.given.cases] if self.given.cases else self.cases
-        by_topology = defaultdict[str, list[str]](list)
-        for topology, load in wanted:
-            if (topology, load) not in known:
-                by_topology[topology].append(load)
-        for name, loads in by_topology.items():
-            topology = TOPOLOGIES[name]
-            predicted = {load: self.predict(topology, LOADS[load]) for load in loads}
-            alone = self.predict(topology, REFERENCE)
-            words = [*self.filled(f"{topology.launch} {topology.both}"), "--no-lend-cores"]
-            with launched([*words, "--model", self.given.model]) as launch:
-                target = BenchTarget(launch.url, name_at(launch.url))
-                asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
-                for load in loads:
-                    runs = list(self.runs(launch, target, LOADS[load], alone))
-                    at_speed = [self.predict(topology, LOADS[load], run.slowdown) for run in runs]
-                    self.keep(name, load, predicted[load], runs, at_speed)
+        chosen = [self.cases[number] for number in self.given.cases] if self.given.cases else self.cases
+        wanted = [case for case in chosen if case not in known]
+        # All of them before the first launch: also a profile that lacks something shows now.
+        predicted = {(name, load): self.predict(TOPOLOGIES[name], LOADS[load]) for name, load in wanted}
+        for name in dict.fromkeys(name for name, _ in wanted):
+            self.launch(name, {load: made for (topology, load), made in predicted.items() if topology == name})
+
+    def launch(self, name: str, predicted: Mapping[str, Figures]) -> None:
+        """Measure the loads of which these figures were predicted."""
+        topology = TOPOLOGIES[name]
+        alone = self.predict(topology, REFERENCE)
+        words = [*self.filled(f"{topology.launch} {topology.both}"), "--no-lend-cores"]
+        with launched([*words, "--model", self.given.model]) as launch:
+            target = BenchTarget(launch.url, name_at(launch.url))
+            asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
+            for load, figures in predicted.items():
+                runs = list(self.runs(launch, target, LOADS[load], alone))
+                at_speed = [self.predict(topology, LOADS[load], run.slowdown) for run in runs]
+                self.keep(name, load, figures, runs, at_speed)
 
     def filled(self, words: str) -> list[str]:
         return [self.words.get(word, word) for word in words.split()]
 
-    def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: float = 1.0) -> Figures:
+    def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: Slowdown = (1.0, 1.0)) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
-        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown}"
+        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown[0]:.4f},{slowdown[1]:.4f}"
         words += f" --kill {load.kills}" if load.kills else ""
         command = [sys.executable, str(ROOT / "app.py"), "plan", "--profile", self.given.profile]
         command += self.filled(words)
@@ -211,16 +215,16 @@ class PlannerBench:
                 if load.kills is not None:
                     wait_until_whole(launch)
                 after = self.slowdown(launch, target, alone)
-                tries.append(SeenRun(figures, others, (before + after) / 2))
+                tries.append(SeenRun(figures, others, (fmean((before[0], after[0])), fmean((before[1], after[1])))))
                 before = after
             yield min(tries, key=lambda one: one.others)
 
-    def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> float:
-        # An answer may come sooner by guesses, which are a part of what is compared.
-        name = SCORE if self.given.drafts is None else "ttft_ms_median"
+    def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> Slowdown:
         questions = self.questions(REFERENCE, next(self.seeds), launch)
         figures = asyncio.run(one_run(target, questions, REFERENCE))
-        return float(figures[name] / alone[name])
+        first = float(figures["ttft_ms_median"] / alone["ttft_ms_median"])
+        # An answer may come sooner by guesses, which are a part of what is compared.
+        return first, first if self.given.drafts else float(figures["tpot_ms_median"] / alone["tpot_ms_median"])
 
     def questions(self, load: CaseLoad, seed: int, launch: ProfiledLaunch) -> Iterator[Question]:
         """Yield the requests of a load; as half of them are sent, a worker dies if one is to."""
@@ -239,7 +243,7 @@ class PlannerBench:
     ) -> None:
         row: dict[str, Any] = {"topology": topology, "load": load}
         row["others"] = max(round(run.others, 3) for run in runs)
-        row["slowdowns"] = [round(run.slowdown, 3) for run in runs]
+        row["slowdowns"] = [[round(one, 3) for one in run.slowdown] for run in runs]
         row["failures"] = sum(run.figures["failures"] for run in runs)
         for name in (*GOALS, SCORE):
             measured, adjusted = [run.figures[name] for run in runs], [one[name] for one in at_speed]
@@ -253,12 +257,11 @@ class PlannerBench:
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """The figures of a run, the cores that others used, and how many times as long as planned one stream took around
-    it."""
+    """The figures of a run, the cores that others used, and the slowdown of one stream around it."""
 
     figures: Figures
     others: float
-    slowdown: float
+    slowdown: Slowdown
 
 
 def name_at(url: str) -> str:

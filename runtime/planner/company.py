@@ -6,6 +6,7 @@ import json
 import select
 from collections import defaultdict
 from collections.abc import Callable
+from statistics import median
 from typing import TextIO
 
 from pontil.runtime.planner.device_profile import CompanyTimes
@@ -17,37 +18,36 @@ REST = "rest"
 # Rows of a step that decodes and their context, and so many steps of each kind.
 ROWS, CONTEXT = 8, 32
 STEPS = {DECODE: 24, PROMPT: 4}
-ROUNDS = 3
+ROUNDS = 5
 
 
 def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> CompanyTimes:
-    """Measure steps of both kinds while another process does what `have_other` is told. The least times count: what
-    the rest of a machine does only adds."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """Measure steps of both kinds while another process does what `have_other` is told. Each is compared with what was
+    measured right before, since cores are faster at one time than at another."""
+    slower = defaultdict[str, list[float]](list)
     for _ in range(ROUNDS):
         for other in (DECODE, PROMPT, HOST):
-            for doing in (REST, other):
-                have_other(doing)
-                for kind in STEPS:
-                    found[kind, doing] += seconds_of(meter, kind)
+            have_other(REST)
+            alone = {kind: seconds_of(meter, kind) for kind in STEPS}
+            have_other(other)
+            for kind, seconds in alone.items():
+                slower[f"{kind}_{other}"].append(seconds_of(meter, kind) / seconds)
     have_other(REST)
-    times = {key: min(some) for key, some in found.items()}
-    slower = {f"{kind}_{other}": times[kind, other] / times[kind, REST] for kind, other in times if other != REST}
-    return CompanyTimes(**{name: round(max(1.0, factor), 4) for name, factor in slower.items()})
+    return CompanyTimes(**{name: round(max(1.0, median(factors)), 4) for name, factors in slower.items()})
 
 
-def seconds_of(meter: StepMeter, kind: str) -> list[float]:
-    """Return the seconds of some steps of a kind."""
+def seconds_of(meter: StepMeter, kind: str) -> float:
+    """Return the median of the seconds of some steps of a kind."""
     if kind == PROMPT:
-        return [prompt_step(meter) for _ in range(STEPS[kind])]
+        return median(prompt_step(meter) for _ in range(STEPS[kind]))
     begin_rows(meter)
-    made = [meter.step()[1] for _ in range(min(STEPS[kind], meter.rounds))]
+    made = [meter.step()[1] for _ in range(STEPS[kind])]
     meter.end()
-    return made
+    return median(made)
 
 
 def begin_rows(meter: StepMeter) -> None:
-    meter.begin(min(ROWS, meter.sizes.seats), CONTEXT)
+    meter.begin(min(ROWS, meter.sizes.seats), CONTEXT, STEPS[DECODE])
 
 
 def prompt_step(meter: StepMeter) -> float:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes, Points, ProfiledModel, WorkerSizes
 from pontil.runtime.planner.step_costs import StepWork
+from pontil.runtime.planner.typical_times import TypicalTimes
 from pontil.runtime.probe.processor_name import processor_name
 from pontil.runtime.reporting import NoReports
 from pontil.runtime.sampling_params import SamplingParams
@@ -42,11 +44,11 @@ CPU = "cpu"
 # Rows that decode and their contexts, prompts' lengths and what is before them, and rows beside prompts.
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 64), (32, 512, 2048)
 CHUNKS, BEFORE = (16, 32, 64, 128, 256, 512, 1024, 2048, 8192), (0, 1024)
-MIXED_ROWS, MIXED_CONTEXT, MIXED_PROMPT = (1, 8, 32), 128, 512
+MIXED_ROWS, MIXED_CONTEXT, MIXED_CHUNKS = (1, 4, 16, 32), 128, (16, 64, 256, 1024)
 # Tokens of context that a run of decoding sequences computes before, at most: they take long on a large model.
-MOST_CONTEXT = 4096
-# Times that all is measured.
-PASSES = 3
+MOST_CONTEXT = 2048
+# Times that all is measured. Between them some time goes by, in which cores may be faster or slower.
+PASSES = 5
 # The fewest prompt tokens of a step while others decode.
 LEAST_CHUNK = 16
 # Positions that a draft model has read before it guesses, rows of texts that it reads, and its most guesses.
@@ -97,59 +99,76 @@ class StepMeter:
         self.vocabulary = machine.config.vocab_size
         self.longest = machine.config.max_model_len
 
-    def measure(self) -> Points:
-        """Return a point for each kind of step, its least time: what other work on a machine does only adds. The
-        rounds are spread over the whole time, as such work comes and goes."""
-        least: dict[StepWork, float] = {}
+    def measure(self, between: Callable[[], object]) -> Points:
+        """Return a point for each kind of step. Between the passes something else is done."""
+        times = TypicalTimes[StepWork]()
         for number in range(PASSES):
+            if number:
+                between()
             self.tell(f"steps, pass {number + 1} of {PASSES}")
-            for work, seconds in (*self.decode_steps(), *self.prompt_steps(), *self.mixed_steps()):
-                least[work] = min(seconds, least.get(work, seconds))
-        return tuple(point(work, seconds) for work, seconds in least.items())
+            times.add((*self.decode_steps(), *self.prompt_steps(), *self.mixed_steps()))
+        return tuple(point(work, seconds) for work, seconds in times.seconds().items())
 
     def decode_steps(self) -> Iterator[tuple[StepWork, float]]:
-        """Yield the least step for each number of rows and context."""
+        """Yield steps of each number of rows and context, all as the first of them."""
         for rows in (one for one in ROWS if one <= self.sizes.seats):
-            for context in (one for one in CONTEXTS if self.has_room(rows, one)):
-                self.begin(rows, context)
+            for context in (one for one in CONTEXTS if self.has_room(rows, one, self.rounds)):
+                self.begin(rows, context, self.rounds)
                 steps = [self.step() for _ in range(self.rounds)]
                 self.end()
-                yield steps[0][0], min(seconds for _, seconds in steps)
+                yield from ((steps[0][0], seconds) for _, seconds in steps)
 
     def prompt_steps(self) -> Iterator[tuple[StepWork, float]]:
         """Yield the steps of prompts that end with each chunk."""
         for before in BEFORE:
-            for tokens in (one for one in CHUNKS if one <= self.sizes.step_tokens and self.has_room(1, before + one)):
+            for tokens in (one for one in CHUNKS if one <= self.sizes.step_tokens):
+                if not self.has_room(1, before + tokens, 1):
+                    break
                 for _ in range(1 if before else self.rounds):
                     self.add(before + tokens, 1)
                     while self.engine.has_work:
                         yield self.step()
 
     def mixed_steps(self) -> Iterator[tuple[StepWork, float]]:
-        """Yield the steps in which a prompt is computed beside rows that decode."""
-        for rows in (one for one in MIXED_ROWS if one < self.sizes.seats and self.has_room(one, MIXED_CONTEXT)):
-            self.begin(rows, MIXED_CONTEXT)
-            self.add(min(MIXED_PROMPT, self.longest - 1), 1)
-            steps = [self.step() for _ in range(self.rounds)]
+        """Yield steps of each number of rows and of prompt tokens beside them, all as the first of them."""
+        most = min(self.sizes.interleaved_tokens or self.sizes.step_tokens, self.longest - 1)
+        chunks = sorted({most, *(one for one in MIXED_CHUNKS if one < most)})
+        # Rows may leave a prompt less than all of a step, and a step decodes only before the next prompt.
+        count = 3 * len(chunks) * self.rounds
+        seats = (one for one in MIXED_ROWS if one < self.sizes.seats)
+        for rows in (one for one in seats if self.has_room(one, MIXED_CONTEXT, count)):
+            self.begin(rows, MIXED_CONTEXT, count)
+            for tokens in chunks:
+                first = dict[tuple[int, float], StepWork]()
+                for work, seconds in self.beside_rows(tokens):
+                    yield first.setdefault((work.tokens, work.prompt_read), work), seconds
             self.end()
-            yield from (one for one in steps if one[0].tokens and one[0].rows)
 
-    def has_room(self, rows: int, context: int) -> bool:
-        length = context + self.answer(rows, context)
+    def beside_rows(self, tokens: int) -> Iterator[tuple[StepWork, float]]:
+        """Yield the steps of prompts of so many tokens, each behind the end of the one before."""
+        for _ in range(self.rounds):
+            self.add(tokens, 1)
+            steps = [self.step()]
+            while steps[-1][0].tokens or not any(work.tokens for work, _ in steps):
+                steps.append(self.step())
+            yield from (one for one in steps if one[0].tokens)
+
+    def has_room(self, rows: int, context: int, steps: int) -> bool:
+        length = context + self.answer(rows, context, steps)
         blocks = rows * -(-length // self.sizes.block_tokens)
         fits = length <= self.longest and blocks < self.sizes.blocks - 2
         return fits and (rows * context <= MOST_CONTEXT or context == CONTEXTS[0])
 
-    def begin(self, rows: int, context: int) -> None:
-        """Have so many sequences decode, each behind a prompt of its own."""
+    def begin(self, rows: int, context: int, steps: int) -> None:
+        """Have so many sequences decode, each behind a prompt of its own, for so many steps at least."""
         for _ in range(rows):
-            self.add(context, self.answer(rows, context))
+            self.add(context, self.answer(rows, context, steps))
         while self.step()[0].tokens:
             continue
 
-    def answer(self, rows: int, context: int) -> int:
-        """Return as many tokens as let the first sequences decode until the last have begun, and all rounds after."""
-        return 2 * self.rounds + rows * context // LEAST_CHUNK
+    def answer(self, rows: int, context: int, steps: int) -> int:
+        """Return as many tokens as let the first sequences decode until the last have begun, and in these steps."""
+        return 2 * steps + rows * context // LEAST_CHUNK
 
     def add(self, tokens: int, answer: int) -> None:
         self.made += 1
@@ -182,7 +201,8 @@ def measure_pulls(machine: WorkerResources) -> Points:
     try:
         reader.attach("owner", owner.register())
         sizes = [one for one in PULLED_BLOCKS if one <= most]
-        return tuple((float(one), 1e3 * min(pull_seconds(reader, ended, one) for _ in range(PULLS))) for one in sizes)
+        found = {one: [pull_seconds(reader, ended, one) for _ in range(PULLS)] for one in sizes}
+        return tuple((float(one), 1e3 * median(seconds)) for one, seconds in found.items())
     finally:
         reader.close()
         owner.close()
@@ -218,7 +238,7 @@ def measure_tier(config: WorkerConfig, machine: WorkerResources) -> DiskTimes:
         if not tier.capacity:
             raise OSError(f"a block takes {size} bytes, which the tier has not")
         passes = [seconds_of_full(tier, storage) for _ in range(PASSES)]
-        write, read = (round(1e3 * min(some), 4) for some in zip(*passes, strict=True))
+        write, read = (round(1e3 * median(some), 4) for some in zip(*passes, strict=True))
         return DiskTimes(write, read, round(1e3 * seconds_of_block(tier, storage), 4))
     finally:
         tier.close()
@@ -234,16 +254,18 @@ def measure_draft(name: str, config: WorkerConfig, machine: WorkerResources, rou
     model, policy = drafter.model, drafter.policy
     assert isinstance(policy, AdaptivePolicy)
     model.clock = clock_of(config)
-    guesses, reads = dict[tuple[float, ...], float](), dict[tuple[float, ...], float]()
+    guesses, reads = TypicalTimes[tuple[float, ...]](), TypicalTimes[tuple[float, ...]]()
     wanted = [
         (rows, context) for rows, context in product(ROWS, GUESSED_BEHIND) if has_room(model, rows, context, rounds)
     ]
     texts = [rows for rows in READ_ROWS if has_room(model, 1, rows, rounds)]
     for _ in range(PASSES):
-        for rows, context in wanted:
-            keep_least(guesses, (float(rows), float(rows * context)), guess(model, rows, context, rounds))
-        for rows in texts:
-            keep_least(reads, (float(rows),), min(read(model, rows) for _ in range(rounds)))
+        guesses.add(
+            ((float(rows), float(rows * context)), seconds)
+            for rows, context in wanted
+            for seconds in guess(model, rows, context, rounds)
+        )
+        reads.add(((float(rows),), read(model, rows)) for rows in texts for _ in range(rounds))
     path = Path(str(config.speculative_model))
     size, ratio = model.memory.layout.block_bytes, round(policy.ratio, 4)
     return DraftTimes(name, size, bytes_of(path), ratio, points(guesses), points(reads))
@@ -256,23 +278,19 @@ def has_room(model: DraftModel, rows: int, context: int, rounds: int) -> bool:
     return rows * context <= MOST_CONTEXT and length < model.shape.max_model_len and blocks < model.pool.available
 
 
-def keep_least(least: dict[tuple[float, ...], float], sizes: tuple[float, ...], seconds: float) -> None:
-    least[sizes] = min(seconds, least.get(sizes, seconds))
+def points(times: TypicalTimes[tuple[float, ...]]) -> Points:
+    return tuple((*sizes, round(1e3 * seconds, 4)) for sizes, seconds in sorted(times.seconds().items()))
 
 
-def points(least: dict[tuple[float, ...], float]) -> Points:
-    return tuple((*sizes, round(1e3 * seconds, 4)) for sizes, seconds in sorted(least.items()))
-
-
-def guess(model: DraftModel, rows: int, context: int, rounds: int) -> float:
-    """Return the least seconds of steps that guess for so many sequences behind such a context. The rounds are nearly
+def guess(model: DraftModel, rows: int, context: int, rounds: int) -> list[float]:
+    """Return the seconds of steps that guess for so many sequences behind such a context. The rounds are nearly
     alike."""
     some = [followed(model, number, context) for number in range(rows)]
     model.runs.clear()
     model.propose([(one, rounds) for one in some])
     for one in some:
         model.forget(one)
-    return min(seconds for made, seconds in taken(model) if made == rows)
+    return [seconds for made, seconds in taken(model) if made == rows]
 
 
 def read(model: DraftModel, rows: int) -> float:

@@ -3,19 +3,20 @@
 
 A step's time is that of its rows, and of the keys and values that they read: of a sequence that decodes those of its
 context, once for all rows that verify its guesses; of a prompt token those of all before it. Between measured rows
-seconds grow evenly. A step of both kinds takes less than one of each, as weights are read once: by as much as the
-measured ones did.
+seconds grow evenly. A step of both kinds takes another time than one of each: less as weights are read once, and more
+where fewer rows at a time are computed better. That difference is measured, by both.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from pontil.runtime.foundation.value import value
-from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
+from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes, slower_points
 
 # A proxy has these times too, and no torch.
 if TYPE_CHECKING:
@@ -45,6 +46,28 @@ class Curve:
         """The seconds of one more on average, from the first measured size to the last."""
         (few, less), (many, more) = self.points[0], self.points[-1]
         return (more - less) / (many - few) if many > few else less / max(1.0, few)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Seconds by rows that decode and prompt tokens: `lines` of rising rows, each with points of rising tokens. Between
+    measured ones they change evenly, outside they are as at the edge."""
+
+    lines: tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
+
+    def at(self, rows: float, tokens: float) -> float:
+        return between([(known, between(points, tokens)) for known, points in self.lines], rows)
+
+
+def between(points: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the value at a size, 0 without points."""
+    if not points:
+        return 0.0
+    after = bisect_left(points, (size, -inf))
+    if after in (0, len(points)):
+        return points[min(after, len(points) - 1)][1]
+    (few, less), (many, more) = points[after - 1 : after + 1]
+    return less + (more - less) * (size - few) / (many - few)
 
 
 def fitted(points: Iterable[Point]) -> tuple[Curve, float]:
@@ -107,22 +130,48 @@ class StepCosts:
         self.decode, self.decode_read = fitted(decode)
         self.prompt, self.prompt_read = fitted(prompt)
         self.pulls, _ = fitted((blocks, 0.0, ms / 1e3) for blocks, ms in times.pulls)
-        saved = [self.alone(*step[:4]) - step[4] for step in steps if step[0] and step[2]]
-        # As weights are read once: at most a whole shortest step.
-        self.shared = min(max(0.0, median(saved or [0.0])), self.decode.at(1), self.prompt.at(1))
+        self.together = self.differences(step for step in steps if step[0] and step[2])
 
-    def alone(self, rows: float, read: float, tokens: float, prompt_read: float) -> float:
-        """Return the seconds of both kinds of rows, each in a step of their own."""
-        decode = self.decode.at(rows) + self.decode_read * read
-        return decode + self.prompt.at(tokens) + self.prompt_read * prompt_read
+    def differences(self, steps: Iterable[tuple[float, float, float, float, float]]) -> Differences:
+        """Return how much longer measured steps of both kinds take than those of each, the median of what they read."""
+        found = defaultdict[float, defaultdict[float, list[float]]](lambda: defaultdict(list))
+        for rows, read, tokens, prompt_read, seconds in steps:
+            apart = self.answers(rows, read) + self.prompts(tokens, prompt_read)
+            found[rows][tokens].append(seconds - apart)
+        lines = {rows: tuple((tokens, median(some)) for tokens, some in sorted(found[rows].items())) for rows in found}
+        return Differences(tuple(sorted(lines.items())))
+
+    def answers(self, rows: float, read: float) -> float:
+        """Return the seconds of a step that only decodes."""
+        return self.decode.at(rows) + self.decode_read * read
+
+    def prompts(self, tokens: float, read: float) -> float:
+        """Return the seconds of a step of prompts alone."""
+        return self.prompt.at(tokens) + self.prompt_read * read
+
+    def beside(self, rows: float, read: float, tokens: float) -> float:
+        """Return the seconds that rows which decode add to a step of so many prompt tokens."""
+        return max(0.0, self.answers(rows, read) + self.together.at(rows, tokens))
 
     def step(self, work: StepWork) -> float:
         if not work.tokens:
-            return self.decode.at(work.rows) + self.decode_read * work.read
-        if not work.rows:
-            return self.prompt.at(work.tokens) + self.prompt_read * work.prompt_read
-        return self.alone(work.rows, work.read, work.tokens, work.prompt_read) - self.shared
+            return self.answers(work.rows, work.read)
+        alone = self.prompts(work.tokens, work.prompt_read)
+        return alone + self.beside(work.rows, work.read, work.tokens) if work.rows else alone
 
     def pull(self, blocks: int) -> float:
         """Return the seconds of a pull of so many blocks."""
         return self.pulls.at(blocks)
+
+
+def slower_steps(times: StepTimes, prompts: float, answers: float) -> StepTimes:
+    """Return the times of a device that needs so many times as long for steps of prompts, and for those of answers and
+    pulls. A step of both takes as much longer as its parts."""
+    costs = StepCosts(times)
+
+    def factor(rows: float, read: float, tokens: float, more: float) -> float:
+        decode, prompt = costs.answers(rows, read) if rows else 0.0, costs.prompts(tokens, more) if tokens else 0.0
+        return (prompts * prompt + answers * decode) / (prompt + decode) if prompt + decode else answers
+
+    steps = tuple((*sizes, factor(*sizes) * milliseconds) for *sizes, milliseconds in times.steps)
+    return StepTimes(steps, slower_points(times.pulls, answers))

@@ -26,10 +26,12 @@ from pontil.runtime.planner.profile_loads import ReplayedLoad, worker_times
 
 # The rest is imported where it is used: no other command needs asyncio.
 if TYPE_CHECKING:
-    from pontil.launcher.tools.planner.profiled_launch import LaunchTimes
+    from pontil.launcher.tools.planner.profiled_launch import LaunchMeter
     from pontil.runtime.planner.device_profile import DeviceProfile, DraftTimes
 
 MIXED = "mixed"
+# Runs of each load on a launch that is measured once.
+RUNS = 3
 # Of a worker without guesses: those are measured for themselves, or cost nothing.
 NO_GUESSES: dict[str, Any] = {"speculative_model": None, "speculative_tokens": 0}
 
@@ -41,7 +43,7 @@ NO_GUESSES: dict[str, Any] = {"speculative_model": None, "speculative_tokens": 0
 @click.option(
     "--rounds",
     type=click.IntRange(2, 1000),
-    default=5,
+    default=3,
     show_default=True,
     help="Steps of each kind in a pass.",
 )
@@ -58,7 +60,7 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
         return
     require("aiohttp", "profile sends its requests")
     from pontil.launcher.tools.planner.other_programs import MOST_OTHERS, OtherPrograms
-    from pontil.launcher.tools.planner.profiled_launch import launch_times, launched, words_of
+    from pontil.launcher.tools.planner.profiled_launch import LaunchMeter, words_of
 
     check_output(output)
     environment = read_environment()
@@ -71,10 +73,10 @@ def profile(output: Path, rounds: int, company: bool, config: Path | None, **giv
         raise OptionError("a profile knows --speculative-model as a flag: leave it out of files and the environment.")
     with_file = {} if config is None else {"config": config}
     watch = OtherPrograms()
+    launches = LaunchMeter(words_of(given | NO_GUESSES | with_file), topology.served, worker)
     tell("a launch under loads")
-    with launched(words_of(given | NO_GUESSES | with_file)) as launch:
-        times = launch_times(launch, topology.served, worker)
-    text = measured(worker, rounds, times, machine.cores)
+    launches.measure(1 if launches.is_alone else RUNS)
+    text = measured(worker, rounds, launches, machine.cores)
     output.write_text(text)
     click.echo(f"wrote {output}")
     if (cores := watch.cores()) > MOST_OTHERS:
@@ -98,20 +100,21 @@ def measured_of(children: Sequence[ChildPlan]) -> ChildPlan:
     return workers[0]
 
 
-def measured(worker: ChildPlan, rounds: int, launch: "LaunchTimes", cores: Sequence[int]) -> str:
+def measured(worker: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Sequence[int]) -> str:
     """Return the profile's text, of a worker on a machine with these cores. Raises LaunchError."""
     try:
-        made = measured_worker(worker.configured(**NO_GUESSES), rounds, launch, cores)
+        made = measured_worker(worker.configured(**NO_GUESSES), rounds, launches, cores)
         if worker.config["speculative_model"] is not None:
             made = replace(made, draft=measured_draft(worker.config, rounds))
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     tell("a worker's turns")
+    launch = launches.result()
     turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launch.worker))
     return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
 
 
-def measured_worker(plan: ChildPlan, rounds: int, launch: "LaunchTimes", cores: Sequence[int]) -> "DeviceProfile":
+def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Sequence[int]) -> "DeviceProfile":
     """Measure a worker's own engine in this process, and in one for each further rank. Raises ModelError."""
     from pontil.runtime.planner.company import company_times
     from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, StepTimes
@@ -130,7 +133,7 @@ def measured_worker(plan: ChildPlan, rounds: int, launch: "LaunchTimes", cores: 
     ranks = [measured_config(member.config) for member in plan.members]
     with rank_processes() as processes, machine_of(worker := processes.run(ranks)) as (machine, sizes):
         meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
-        steps = meter.measure()
+        steps = meter.measure(launches.measure if launches.is_alone else lambda: None)
         others = [core for core in cores if core not in worker.cores]
         # As many cores as the worker has.
         if worker.device == "cpu" and len(ranks) == 1 and len(others) >= len(worker.cores):
@@ -142,7 +145,7 @@ def measured_worker(plan: ChildPlan, rounds: int, launch: "LaunchTimes", cores: 
         if worker.kv_tier_disk is not None:
             tell("blocks on the disk")
             disk = measure_disk(worker, machine)
-        return DeviceProfile(about(worker, machine), sizes, times, launch.host, company, disk)
+        return DeviceProfile(about(worker, machine), sizes, times, launches.result().host, company, disk)
 
 
 def measured_draft(config: dict[str, Any], rounds: int) -> "DraftTimes":

@@ -2,13 +2,17 @@
 """A launch with one worker, started to see what it takes to start, and its proxy for requests and events."""
 
 import asyncio
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -21,6 +25,7 @@ from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
 from pontil.runtime.planner.device_profile import HostTimes
 from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, solved
+from pontil.runtime.planner.typical_times import TypicalTimes
 
 PROXY, WORKER = re.compile(r"proxy(:\d+)?"), re.compile(r"mixed:0")
 READY = re.compile(r"ready on (http\S+) after ([\d.]+) s")
@@ -30,8 +35,8 @@ ENDS_WITHIN = 60.0
 SILENCE_WITHIN = 300.0
 # Token ids that every vocabulary has.
 VOCABULARY = 250
-# Runs of each load.
-RUNS = 3
+# The processes that are measured.
+MEASURED = "proxy", "worker", "client"
 # Lines of a launch's log that say why it failed.
 LAST_LINES = 5
 
@@ -71,23 +76,30 @@ class LaunchTimes:
     of a profile, if they are those of its steps."""
 
     host: HostTimes
-    worker: tuple[float, ...] | None
+    worker: Sequence[float] | None
 
 
 @contextmanager
 def launched(words: Sequence[str]) -> "Iterator[ProfiledLaunch]":
-    """A launch with these flags, ended behind its use. Raises LaunchError with what it said if it does not serve."""
+    """A launch with these flags, ended behind its use, also where this process is told to end. Raises LaunchError with
+    what it said if it does not serve."""
     command = [*child_command("launch"), *words, "--port", "0"]
+    before = signal.signal(signal.SIGTERM, end_at_once)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         yield wait_for(process)
     finally:
+        signal.signal(signal.SIGTERM, before)
         process.terminate()
         try:
             process.communicate(timeout=ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def wait_for(process: "subprocess.Popen[str]") -> ProfiledLaunch:
@@ -101,24 +113,48 @@ def wait_for(process: "subprocess.Popen[str]") -> ProfiledLaunch:
     raise LaunchError(f"a launch to be measured did not serve: {' '.join(said[-LAST_LINES:])}")
 
 
-def launch_times(launch: ProfiledLaunch, model: str, worker: ChildPlan) -> LaunchTimes:
-    """Put all loads on a launch that nobody else uses, with this worker. Raises LaunchError."""
-    target = BenchTarget(launch.url, model)
-    seconds_of(launch, target, ProfileLoad(1, 1, 1, 32))
-    proxy, workers, client = zip(*(least_of(launch, target, load) for load in LOADS), strict=True)
-    (request, event, token), asked = (
-        (1e3 * one for one in solved(proxy)),
-        [round(1e3 * one, 5) for one in solved(client)],
-    )
-    host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), launch.start, 0.0, round(token, 5), *asked)
-    # Other threads and ranks, and a GPU, take time of their own.
-    is_alone = worker.device == "cpu" and len(worker.cores) == 1 and worker.ranks == 1
-    return LaunchTimes(host, workers if is_alone else None)
+class LaunchMeter:
+    """Measures launches with these flags, each with one worker and nobody else who uses it, whose processor time is
+    compared with that of its steps: so a launch is measured for each pass of these. They run on the cores that this
+    process has now. Raises LaunchError."""
 
+    def __init__(self, words: Sequence[str], model: str, worker: ChildPlan) -> None:
+        self.words, self.model, self.worker = words, model, worker
+        self.cores = os.sched_getaffinity(0)
+        self.times = TypicalTimes[tuple[str, ProfileLoad]]()
+        self.starts = list[float]()
 
-def least_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, ...]:
-    """Return the least processor times of some runs of a load: what the rest of a machine does only adds."""
-    return tuple(map(min, zip(*(seconds_of(launch, target, load) for _ in range(RUNS)), strict=True)))
+    @property
+    def is_alone(self) -> bool:
+        """True where the worker's processor time is that of its steps and its turns. Other threads and ranks, and a
+        GPU, take time of their own."""
+        return self.worker.device == "cpu" and len(self.worker.cores) == 1 and self.worker.ranks == 1
+
+    def measure(self, runs: int = 1) -> None:
+        """Put each load so many times on a launch."""
+        kept = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            with launched(self.words) as launch:
+                self.starts.append(launch.start)
+                target = BenchTarget(launch.url, self.model)
+                seconds_of(launch, target, ProfileLoad(1, 1, 1, 32))
+                for load in runs * LOADS:
+                    found = seconds_of(launch, target, load)
+                    self.times.add(((name, load), one) for name, one in zip(MEASURED, found, strict=True))
+        finally:
+            os.sched_setaffinity(0, kept)
+
+    def result(self) -> LaunchTimes:
+        found = self.times.seconds()
+        proxy, workers, client = ([found[name, load] for load in LOADS] for name in MEASURED)
+        (request, event, token), asked = (
+            (1e3 * one for one in solved(proxy)),
+            [round(1e3 * one, 5) for one in solved(client)],
+        )
+        start = round(fmean(self.starts), 1)
+        host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), start, 0.0, round(token, 5), *asked)
+        return LaunchTimes(host, workers if self.is_alone else None)
 
 
 def seconds_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -> tuple[float, float, float]:

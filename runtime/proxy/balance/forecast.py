@@ -82,7 +82,7 @@ class Forecast:
         seconds = (steps - 1) * costs.prompt.at(chunk) + costs.prompt.at(tokens - (steps - 1) * chunk)
         seconds += costs.prompt_read * tokens * (load.found + missing * HALF)
         if rows:
-            seconds += steps * (costs.step(StepWork(rows, rows * prompt, 0, 0.0)) - costs.shared)
+            seconds += steps * costs.beside(rows, rows * prompt, chunk)
         return seconds + (self.host.proxy_request + steps * self.host.worker_turn) / 1e3
 
     def per_token(self, load: WorkerLoad, prompt: int, answer: int) -> float:

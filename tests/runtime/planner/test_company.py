@@ -24,7 +24,7 @@ class FakeMeter:
     def engine(self) -> Any:
         return SimpleNamespace(has_work=bool(self.rows or self.prompts))
 
-    def begin(self, rows: int, context: int) -> None:
+    def begin(self, rows: int, context: int, steps: int) -> None:
         self.rows = rows
 
     def add(self, tokens: int, answer: int) -> None:

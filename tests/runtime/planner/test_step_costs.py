@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_profile import SHARED, milliseconds, small_profile
 
 from pontil.runtime.planner.device_profile import ProfileError, StepTimes
-from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted
+from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted, slower_steps
 
 TIMES = small_profile().times
 COSTS = StepCosts(TIMES)
@@ -26,7 +26,31 @@ def test_steps_take_what_measured_ones_say(rows: int, context: int, tokens: int,
 
 
 def test_what_both_kinds_share_is_taken_once() -> None:
-    assert COSTS.shared * 1e3 == pytest.approx(SHARED)
+    assert COSTS.together.at(5, 100) * 1e3 == pytest.approx(-SHARED)
+
+
+@given(st.sampled_from([1, 4, 8]), st.sampled_from([16, 64]), st.floats(0, 9), st.floats(0, 99))
+def test_steps_of_both_kinds_take_what_those_of_their_sizes_took(
+    rows: int, tokens: int, less: float, more: float
+) -> None:
+    """One row beside few prompt tokens saves, many beside many take longer than apart."""
+    sizes = [(rows, tokens) for rows in (1, 8) for tokens in (16, 64)]
+    steps = [one for one in TIMES.steps if not (one[0] and one[2])]
+    for (few, prompt), longer in zip(sizes, (-less, 0.0, more, 2 * more), strict=True):
+        apart = milliseconds(StepWork(few, 128 * few, 0, 0)) + milliseconds(StepWork(0, 0, prompt, prompt * 32))
+        steps.append((float(few), 128.0 * few, float(prompt), prompt * 32.0, apart + longer))
+    costs = StepCosts(replace(TIMES, steps=tuple(steps)))
+    found = costs.step(StepWork(rows, 128 * rows, tokens, tokens * 32))
+    apart = costs.answers(rows, 128 * rows) + costs.prompts(tokens, tokens * 32)
+    at_rows = {16: {1: -less, 8: more}, 64: {1: 0.0, 8: 2 * more}}[tokens]
+    expected = at_rows[rows] if rows in at_rows else (at_rows[1] * 4 + at_rows[8] * 3) / 7
+    assert (found - apart) * 1e3 == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_never_make_a_step_of_prompts_shorter() -> None:
+    steps = [one for one in TIMES.steps if not (one[0] and one[2])]
+    costs = StepCosts(replace(TIMES, steps=(*steps, (1.0, 16.0, 64.0, 64.0 * 32, 1.0))))
+    assert costs.beside(1, 0.0, 64) == 0.0 < costs.beside(64, 0.0, 64)
 
 
 def test_pulls_take_what_measured_ones_say() -> None:
@@ -52,4 +76,14 @@ def test_steps_of_one_kind_alone_are_no_profile() -> None:
 
 def test_a_profile_needs_no_mixed_steps() -> None:
     alone = StepTimes(tuple(one for one in TIMES.steps if not (one[0] and one[2])), TIMES.pulls)
-    assert StepCosts(alone).shared == 0.0
+    assert StepCosts(alone).together.at(1, 64) == 0.0
+
+
+def test_prompts_are_slower_by_one_factor_and_answers_by_another() -> None:
+    slower = StepCosts(slower_steps(TIMES, 3.0, 2.0))
+    assert slower.step(StepWork(0, 0, 100, 5000)) == pytest.approx(3 * COSTS.step(StepWork(0, 0, 100, 5000)))
+    assert slower.step(StepWork(5, 900, 0, 0)) == pytest.approx(2 * COSTS.step(StepWork(5, 900, 0, 0)))
+    assert slower.pull(8) == pytest.approx(2 * COSTS.pull(8))
+    both = StepWork(8, 8 * 128, 64, 64 * 32)
+    assert 2 * COSTS.step(both) < slower.step(both) < 3 * COSTS.step(both)
+    assert slower_steps(TIMES, 1.0, 1.0) == TIMES
