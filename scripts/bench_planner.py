@@ -10,9 +10,9 @@ that cannot be told from noise. Rows of configurations that the file --rows has 
 that was broken off goes on. --cases measures some configurations only.
 
 The cores of a virtual machine may be half as fast for seconds. So one stream is measured right before and after each
-run, with nothing beside it: that its first tokens, and those behind them, take so many times as long as planned is the
-machine's speed, by which the run is predicted once more (`plan --slowdown`). Runs beside which other programs took more
-than --others of the cores are repeated, for up to --patience seconds a configuration.
+run, with nothing beside it: that it takes so many times as long as planned is the machine's speed, by which the run is
+predicted once more (`plan --slowdown`). Runs beside which other programs took more than --others of the cores are
+repeated, for up to --patience seconds a configuration.
 
 --drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right, and no
 others may be made: that of a model and a draft model whose files scripts/deepen_model.py wrote with --counting. The
@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -51,8 +50,6 @@ from pontil.launcher.tools.planner.profiled_launch import ProfiledLaunch, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES, VOCABULARY, LONGEST, TIMEOUT = 2, 40_000, 2048, 120.0
-# The first token takes so many times as long as planned, and each behind it.
-Slowdown = tuple[float, float]
 # Seconds between looks at a launch.
 LOOK = 0.5
 
@@ -189,10 +186,10 @@ class PlannerBench:
     def filled(self, words: str) -> list[str]:
         return [self.words.get(word, word) for word in words.split()]
 
-    def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: Slowdown = (1.0, 1.0)) -> Figures:
+    def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: float = 1.0) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
-        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown[0]:.4f},{slowdown[1]:.4f}"
+        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown}"
         words += f" --kill {load.kills}" if load.kills else ""
         command = [sys.executable, str(ROOT / "app.py"), "plan", "--profile", self.given.profile]
         command += self.filled(words)
@@ -215,16 +212,16 @@ class PlannerBench:
                 if load.kills is not None:
                     wait_until_whole(launch)
                 after = self.slowdown(launch, target, alone)
-                tries.append(SeenRun(figures, others, (fmean((before[0], after[0])), fmean((before[1], after[1])))))
+                tries.append(SeenRun(figures, others, (before + after) / 2))
                 before = after
             yield min(tries, key=lambda one: one.others)
 
-    def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> Slowdown:
+    def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> float:
+        # An answer may come sooner by guesses, which are a part of what is compared.
+        name = SCORE if self.given.drafts is None else "ttft_ms_median"
         questions = self.questions(REFERENCE, next(self.seeds), launch)
         figures = asyncio.run(one_run(target, questions, REFERENCE))
-        first = float(figures["ttft_ms_median"] / alone["ttft_ms_median"])
-        # An answer may come sooner by guesses, which are a part of what is compared.
-        return first, first if self.given.drafts else float(figures["tpot_ms_median"] / alone["tpot_ms_median"])
+        return float(figures[name] / alone[name])
 
     def questions(self, load: CaseLoad, seed: int, launch: ProfiledLaunch) -> Iterator[Question]:
         """Yield the requests of a load; as half of them are sent, a worker dies if one is to."""
@@ -243,7 +240,7 @@ class PlannerBench:
     ) -> None:
         row: dict[str, Any] = {"topology": topology, "load": load}
         row["others"] = max(round(run.others, 3) for run in runs)
-        row["slowdowns"] = [[round(one, 3) for one in run.slowdown] for run in runs]
+        row["slowdowns"] = [round(run.slowdown, 3) for run in runs]
         row["failures"] = sum(run.figures["failures"] for run in runs)
         for name in (*GOALS, SCORE):
             measured, adjusted = [run.figures[name] for run in runs], [one[name] for one in at_speed]
@@ -257,11 +254,12 @@ class PlannerBench:
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """The figures of a run, the cores that others used, and the slowdown of one stream around it."""
+    """The figures of a run, the cores that others used, and how many times as long as planned one stream took around
+    it."""
 
     figures: Figures
     others: float
-    slowdown: Slowdown
+    slowdown: float
 
 
 def name_at(url: str) -> str:

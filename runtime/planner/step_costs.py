@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from pontil.runtime.foundation.value import value
-from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes, slower_points
+from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
 
 # A proxy has these times too, and no torch.
 if TYPE_CHECKING:
@@ -162,16 +162,3 @@ class StepCosts:
     def pull(self, blocks: int) -> float:
         """Return the seconds of a pull of so many blocks."""
         return self.pulls.at(blocks)
-
-
-def slower_steps(times: StepTimes, prompts: float, answers: float) -> StepTimes:
-    """Return the times of a device that needs so many times as long for steps of prompts, and for those of answers and
-    pulls. A step of both takes as much longer as its parts."""
-    costs = StepCosts(times)
-
-    def factor(rows: float, read: float, tokens: float, more: float) -> float:
-        decode, prompt = costs.answers(rows, read) if rows else 0.0, costs.prompts(tokens, more) if tokens else 0.0
-        return (prompts * prompt + answers * decode) / (prompt + decode) if prompt + decode else answers
-
-    steps = tuple((*sizes, factor(*sizes) * milliseconds) for *sizes, milliseconds in times.steps)
-    return StepTimes(steps, slower_points(times.pulls, answers))

@@ -23,23 +23,6 @@ def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
     return call
 
 
-LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.01, 100.0
-
-
-def slowdowns(text: str) -> tuple[float, float]:
-    """Return how many times as long prompts take, and all else. Raises ValueError."""
-    try:
-        found = [float(one) for one in text.split(",")]
-    except ValueError:
-        found = []
-    if len(found) not in (1, 2) or not all(LEAST_SLOWDOWN <= one <= MOST_SLOWDOWN for one in found):
-        raise ValueError(
-            f"{text!r} is no number from {LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}: give one for everything, or one for "
-            "prompts and one for all else, like 1.2,1"
-        )
-    return found[0], found[-1]
-
-
 LAUNCH_OPTIONS = (
     click.Option(
         ["--kv-cache-memory"],
@@ -74,10 +57,10 @@ LAUNCH_OPTIONS = (
     ),
     click.Option(
         ["--slowdown"],
-        callback=read_by(slowdowns),
-        default="1",
+        type=click.FloatRange(0.01, 100),
+        default=1.0,
         metavar="TIMES",
-        help="Everything takes so many times as long as when the profile was measured, or prompts and all else: 1.2,1.",
+        help="Everything takes so many times as long as when the profile was measured.",
     ),
     click.Option(
         ["--balance"],

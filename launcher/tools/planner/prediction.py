@@ -26,7 +26,6 @@ from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.planned_tiers import TierBlocks
 from pontil.runtime.planner.planned_worker import PlannedModel
-from pontil.runtime.planner.step_costs import slower_steps
 from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance
 from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
@@ -80,10 +79,8 @@ class Predictor:
     def model_of(self, name: str, profile: DeviceProfile) -> PlannedModel:
         """Return the model of workers of a profile. Raises OptionError or ProfileError."""
         given, drafts = self.given, check_draft(profile, self.given)
-        prompts, answers = given["slowdown"]
-        times = slower_steps(profile.times, prompts, answers)
         return planned_model(
-            with_memory(replace(profile.slower(answers), times=times), given["kv_cache_memory"]),
+            with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
             cores=given["cores"],
             has_clients=given["clients_here"],
             tier_blocks=tiers_of(profile, given["kv_tier"] or ()),

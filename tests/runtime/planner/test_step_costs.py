@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_profile import SHARED, milliseconds, small_profile
 
 from pontil.runtime.planner.device_profile import ProfileError, StepTimes
-from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted, slower_steps
+from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted
 
 TIMES = small_profile().times
 COSTS = StepCosts(TIMES)
@@ -77,13 +77,3 @@ def test_steps_of_one_kind_alone_are_no_profile() -> None:
 def test_a_profile_needs_no_mixed_steps() -> None:
     alone = StepTimes(tuple(one for one in TIMES.steps if not (one[0] and one[2])), TIMES.pulls)
     assert StepCosts(alone).together.at(1, 64) == 0.0
-
-
-def test_prompts_are_slower_by_one_factor_and_answers_by_another() -> None:
-    slower = StepCosts(slower_steps(TIMES, 3.0, 2.0))
-    assert slower.step(StepWork(0, 0, 100, 5000)) == pytest.approx(3 * COSTS.step(StepWork(0, 0, 100, 5000)))
-    assert slower.step(StepWork(5, 900, 0, 0)) == pytest.approx(2 * COSTS.step(StepWork(5, 900, 0, 0)))
-    assert slower.pull(8) == pytest.approx(2 * COSTS.pull(8))
-    both = StepWork(8, 8 * 128, 64, 64 * 32)
-    assert 2 * COSTS.step(both) < slower.step(both) < 3 * COSTS.step(both)
-    assert slower_steps(TIMES, 1.0, 1.0) == TIMES

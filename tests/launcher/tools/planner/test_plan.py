@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from command_line import CORE, ROOT
@@ -83,20 +82,12 @@ def test_everything_takes_longer_on_a_machine_that_is_slower() -> None:
     words = ("--prefill", "1", "--decode", "1", *LOAD, "--concurrency", "3", "--disagg", "always")
 
     def work() -> Any:
-        return [rows_of(options(*words, "--slowdown", times)) for times in ("1", "3", "3,3", "3,1")]
+        return [rows_of(options(*words)), rows_of(options(*words, "--slowdown", "3"))]
 
-    (known,), (slow,), (both,), (prompts,) = in_virtual_time(work)
+    (known,), (slow,) = in_virtual_time(work)
     for name in ("ttft_ms_median", "tpot_ms_median", "e2e_ms_p99"):
-        assert slow[name] == both[name] == pytest.approx(3 * known[name], rel=0.05)
+        assert slow[name] == pytest.approx(3 * known[name], rel=0.05)
     assert slow["output_tokens"] == known["output_tokens"]
-    assert prompts["ttft_ms_median"] > 2.5 * known["ttft_ms_median"]
-    assert prompts["tpot_ms_median"] < 1.2 * known["tpot_ms_median"]
-
-
-@pytest.mark.parametrize("text", ["", "0", "nan", "1,2,3", "1,", "101", "fast", "-1,1"])
-def test_a_slowdown_that_is_none_is_refused_in_a_sentence(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no number from 0.01 to 100: give one for everything"):
-        options("--mixed", "1", "--slowdown", text)
 
 
 def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
