@@ -56,7 +56,9 @@ class Differences:
     lines: tuple[tuple[float, tuple[tuple[float, float], ...]], ...]
 
     def at(self, rows: float, tokens: float) -> float:
-        return between([(known, between(points, tokens)) for known, points in self.lines], rows)
+        after = bisect_left(self.lines, (rows,))
+        beside = self.lines[max(0, after - 1) : after + 1]
+        return between([(known, between(points, tokens)) for known, points in beside], rows)
 
 
 def between(points: Sequence[tuple[float, float]], size: float) -> float:

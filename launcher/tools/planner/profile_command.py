@@ -109,9 +109,8 @@ def measured(worker: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Seq
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     tell("a worker's turns")
-    launch = launches.result()
-    turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launch.worker))
-    return replace(made, host=replace(launch.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
+    turn, row, token = (round(1e3 * one, 5) for one in worker_times(replayed(made), launches.result().worker))
+    return replace(made, host=replace(made.host, worker_turn=turn, worker_row=row, worker_token=token)).text()
 
 
 def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Sequence[int]) -> "DeviceProfile":

@@ -84,18 +84,27 @@ def launched(words: Sequence[str]) -> "Iterator[ProfiledLaunch]":
     """A launch with these flags, ended behind its use, also where this process is told to end. Raises LaunchError with
     what it said if it does not serve."""
     command = [*child_command("launch"), *words, "--port", "0"]
+    with ended_by_sigterm():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        try:
+            yield wait_for(process)
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=ENDS_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end this process as an exception does, so that what it began is ended."""
     before = signal.signal(signal.SIGTERM, end_at_once)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
-        yield wait_for(process)
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        process.terminate()
-        try:
-            process.communicate(timeout=ENDS_WITHIN)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:

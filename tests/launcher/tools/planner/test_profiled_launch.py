@@ -20,17 +20,17 @@ from pontil.launcher.tools.planner import profiled_launch
 from pontil.launcher.tools.planner.profiled_launch import LaunchMeter
 from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad
 
-# A process that has a launch: one that says it is ready, and serves until it is told to end.
-MEASURES = """
-import sys, time
-sys.path.insert(0, {root!r})
+# A process that has a launch: one that says it is ready. Both wait for the end of their input, which the test holds.
+SERVES = "import sys; print('ready on http://[::1]:1 after 1.0 s', file=sys.stderr, flush=True); sys.stdin.read()"
+MEASURES = f"""
+import sys
+sys.path.insert(0, sys.argv[1])
 import app
 from pontil.launcher.tools.planner import profiled_launch
-says = "import sys, time; sys.stderr.write('ready on http://[::1]:1 after 1.0 s\\n'); time.sleep(600)"
-profiled_launch.child_command = lambda name: [sys.executable, "-c", says]
+profiled_launch.child_command = lambda name: [sys.executable, "-c", {SERVES!r}]
 with profiled_launch.launched([]) as launch:
     print(launch.process.pid, flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 ROOT = Path(__file__).resolve().parents[4]
 REQUEST, EVENT, TOKEN = 2e-3, 1e-4, 1e-5
@@ -103,10 +103,10 @@ def test_a_launch_has_all_cores_though_this_process_computes_on_one(known: Known
 
 
 def test_a_launch_ends_with_a_measurement_that_is_told_to_end() -> None:
-    program = MEASURES.format(root=str(ROOT))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", MEASURES, str(ROOT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         launch = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert has_ended(launch)
+        assert has_ended(launch), "its input is still open"
