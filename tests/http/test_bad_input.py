@@ -251,12 +251,9 @@ def test_of_two_system_prompts_or_a_result_without_its_call_nothing_is_lost(
     pair: ScriptedSite, path: str, fields: dict[str, Any]
 ) -> None:
     """Only Messages refuse a result without its call, as Anthropic does (anthropic/test_route.py)."""
-    submits = pair.workers[0].submits
-    while not submits.empty():
-        submits.get()
     answer = pair.ask("POST", path, MESSAGES | {"stream": False} | fields if path != "/v1/responses" else fields)
     assert answer.status == 200, answer.body
-    prompt = pair.tokenizer.decode(submits.get(timeout=DEADLINE).prompt, skip_special_tokens=False)
+    prompt = pair.tokenizer.decode(pair.last_submit().prompt, skip_special_tokens=False)
     assert "One." in prompt and "Two." in prompt
 
 

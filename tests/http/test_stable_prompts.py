@@ -23,12 +23,7 @@ BLOCK = 16
 
 
 def prompt_of(served: ScriptedSite) -> list[int]:
-    """Return the prompt that the first worker got last."""
-    submits = served.workers[0].submits
-    last = submits.get(timeout=60)
-    while not submits.empty():
-        last = submits.get()
-    return list(last.prompt)
+    return list(served.last_submit().prompt)
 
 
 def message(made: ScriptedSite, changing: str, turns: list[dict[str, Any]], path: str = "") -> HttpAnswer:

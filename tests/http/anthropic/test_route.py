@@ -101,16 +101,7 @@ def both(served: ScriptedSite, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(served: ScriptedSite) -> str:
-    return served.tokenizer.decode(last_submit(served).prompt, skip_special_tokens=False)
-
-
-def last_submit(served: ScriptedSite) -> Submit:
-    """Return what the first worker got last."""
-    submits = served.workers[0].submits
-    last = submits.get(timeout=60)
-    while not submits.empty():
-        last = submits.get()
-    return last
+    return served.tokenizer.decode(served.last_submit().prompt, skip_special_tokens=False)
 
 
 def test_a_text_and_its_usage(pair: ScriptedSite) -> None:
@@ -150,11 +141,11 @@ def test_a_budget_of_thinking_is_told_to_the_worker(sites: Sites, pair: Scripted
     for template, thought in (("qwen", "POSSIBLE"), ("opening", "BEGUN"), ("harmony", "MESSAGE")):
         served = sites.saying(template, "So it is.")
         answer = ask(served, thinking=BUDGET)
-        params = last_submit(served).sampling
+        params = served.last_submit().sampling
         assert (params["thinking_token_budget"], params["thought"]) == (20, thought), template
         assert "thinking" not in answer.headers.get("x-pontil-ignored", "")
     answer = ask(pair, thinking=BUDGET)
-    assert last_submit(pair).sampling["thinking_token_budget"] is None
+    assert pair.last_submit().sampling["thinking_token_budget"] is None
     assert answer.status == 200 and "thinking" in answer.headers["x-pontil-ignored"]
     huge = ask(sites.saying("qwen", "So."), thinking=THINKING | {"budget_tokens": 10**29}, max_tokens=10**30)
     assert huge.status == 200 and huge.json["content"][0]["text"] == "So."

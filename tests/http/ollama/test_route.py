@@ -88,12 +88,7 @@ def both(served: ScriptedSite, path: str = "/api/chat", **fields: Any) -> dict[s
 
 
 def prompt_of(served: ScriptedSite) -> str:
-    """Return the prompt that the first worker got last."""
-    submits = served.workers[0].submits
-    last = submits.get(timeout=60)
-    while not submits.empty():
-        last = submits.get()
-    return served.tokenizer.decode(last.prompt, skip_special_tokens=False)
+    return served.tokenizer.decode(served.last_submit().prompt, skip_special_tokens=False)
 
 
 def test_a_text_and_its_counts(pair: ScriptedSite) -> None:

@@ -22,6 +22,7 @@ from pontil.http.server.timed_protocol import TimedProtocol
 from pontil.runtime.chat.chat_template import ChatTemplate
 from pontil.runtime.proxy.proxy import NO_MORE, Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Submit
 
 MODEL = "tiny"
 # Hundreds of sites begin in one process. They have few templates among them, which threads may share.
@@ -90,6 +91,15 @@ class ScriptedSite:
         self.stopping = asyncio.Event()
         self.serving = threading.Event()
         self.thread = threading.Thread(target=lambda: self.loop.run_until_complete(self.serve()), daemon=True)
+
+    def last_submit(self) -> Submit:
+        """Return what the last worker got last. It is the one that ends answers: the request of an answer that has
+        ended is here, which that of another worker may not be."""
+        submits = self.workers[-1].submits
+        last = submits.get(timeout=DEADLINE)
+        while not submits.empty():
+            last = submits.get()
+        return last
 
     def wait_for_readers(self) -> None:
         """Wait until the clients of all requests, which are streamed, have a part of their answers: what fails before

@@ -49,13 +49,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         yield Sites(folder, stack, response_store=str(folder / "responses.db"))
 
 
-def prompt_of(served: ScriptedSite, worker: int = 0) -> str:
-    """Return the prompt that the worker got last."""
-    submits = served.workers[worker].submits
-    last = submits.get(timeout=60)
-    while not submits.empty():
-        last = submits.get()
-    return served.tokenizer.decode(last.prompt, skip_special_tokens=False)
+def prompt_of(served: ScriptedSite) -> str:
+    return served.tokenizer.decode(served.last_submit().prompt, skip_special_tokens=False)
 
 
 def test_a_text_and_its_usage(kept: ScriptedSite) -> None:
