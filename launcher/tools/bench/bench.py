@@ -32,6 +32,8 @@ def highest_rate(start: float, keeps_limits: Callable[[float], bool]) -> float |
     bad: float | None = None
     rate = start
     for _ in range(MOST_TRIALS):
+        # The rate of a trial is the one that is told of it.
+        rate = round(rate, 4)
         if keeps_limits(rate):
             good = rate
         else:
@@ -107,7 +109,7 @@ class LoadBench:
         search from `start`."""
 
         def keeps_limits(rate: float) -> bool:
-            return bool(self.measure(Load(request_rate=round(rate, 4)))[0]["kept_share"] >= share)
+            return bool(self.measure(Load(request_rate=rate))[0]["kept_share"] >= share)
 
         name = next(iter(self.targets))
         return {"server": name, "highest_request_rate": highest_rate(start, keeps_limits), "share": share} | {

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,9 +111,16 @@ def predict(profiles: "Mapping[str, DeviceProfile]", given: dict[str, Any]) -> i
     most = () if workers else most_workers(profiles, given["devices"])
     predictor = Predictor(profiles, given)
     found = [predictor.rows(one) for one in ([predictor.topology(workers)] if workers else candidates(predictor, most))]
-    rows = [row for some in ranked(found, given["share"]) for row in some]
-    show(rows, as_json=given["as_json"])
-    return 1 if any(row.get("failures") for row in rows) else 0
+    best_first = ranked(found, given["share"])
+    show([row for rows in best_first for row in rows], as_json=given["as_json"])
+    return 1 if fails(best_first[0]) else 0
+
+
+def fails(rows: "Sequence[Figures]") -> bool:
+    """Return whether a topology loses requests of the loads that it is for: of rates that were tried, up to the highest
+    within the limits."""
+    most = rows[-1].get("highest_request_rate", inf)
+    return any(row.get("failures") and row.get("request_rate", 0.0) <= (most or inf) for row in rows)
 
 
 def most_workers(profiles: "Mapping[str, DeviceProfile]", devices: Any) -> tuple[int, ...]:
@@ -187,6 +195,8 @@ def show(rows: "Sequence[Figures]", *, as_json: bool) -> None:
         about = {name: value for name, value in row.items() if name in ABOUT}
         told = ", ".join(f"{ABOUT[name]} {spelled(value)}" for name, value in about.items())
         click.echo(f"{row['server']}, {row['load']}: {told}" if "load" in row else f"{row['server']}: {told}")
+        for reason, count in row.get("failure_reasons", {}).items():
+            click.echo(f"{row['server']}, {row['load']}: {count} failed: {reason}", err=True)
         for name, figures in row.get("tenants", {}).items():
             own = ", ".join(f"{one} {value}" for one, value in figures.items())
             click.echo(f"{row['server']}, {row['load']}, {name}: {own}")

@@ -2,6 +2,8 @@
 """The figures that a launch would have: loads put on a site in virtual time, and what `bench` would print of them."""
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,7 +14,7 @@ from typing import Any
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.client_keys import allowances_of, called, callers_of, of_file
 from pontil.launcher.options.kv_tier_list import DISK, MEMORY, TierItem, bytes_of
-from pontil.launcher.tools.bench.bench import highest_rate
+from pontil.launcher.tools.bench.bench import SHOWN_FAILURES, highest_rate
 from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
@@ -45,6 +47,7 @@ OF_TENANT = (
     "output_tokens_per_second",
 )
 HOUR, MILLION = 3600.0, 1e6
+NUMBER = re.compile(r"\d+")
 
 
 def enter_virtual_time() -> None:
@@ -194,7 +197,7 @@ class PlannedTrials:
 
     def search(self, start: float, share: float) -> list[Figures]:
         def keeps_limits(rate: float) -> bool:
-            return bool(self.measure(Load(request_rate=round(rate, 4)))["kept_share"] >= share)
+            return bool(self.measure(Load(request_rate=rate))["kept_share"] >= share)
 
         rate = highest_rate(start, keeps_limits)
         found = {"server": self.topology.name, "highest_request_rate": rate, "share": share}
@@ -215,10 +218,13 @@ class PlannedTrials:
         report = PlannedTrial(site, planned, questions).run()
         site.close()
         figures: Figures = {"server": self.topology.name, "load": load.name} | load.fields
-        figures |= figures_of(outcomes_of(report), self.predictor.limits)
+        outcomes = outcomes_of(report)
+        figures |= figures_of(outcomes, self.predictor.limits)
         figures |= self.kept_by(report) | self.more(report, figures)
         if given["balance"] == "auto":
             figures["role_changes"] = len(site.roles.made)
+        if outcomes.failures:
+            figures["failure_reasons"] = reasons_of(outcomes.failures)
         self.rows.append(figures | self.by_tenant(report))
         return self.rows[-1]
 
@@ -276,6 +282,14 @@ def first_to_break(row: Figures) -> Figures:
     limit = min(row["kept_by"], key=lambda name: float(row["kept_by"][name]))
     role = max(row["busy"], key=lambda name: float(row["busy"][name]))
     return {"breaks_first": limit, "at_request_rate": row["request_rate"], "busiest": role}
+
+
+def reasons_of(failures: Sequence[str]) -> dict[str, int]:
+    """Return the most frequent reasons and how often each was told. Those that differ by numbers only are one, told as
+    it was first."""
+    told = dict[str, str]()
+    counts = Counter(told.setdefault(NUMBER.sub("", one), one) for one in failures)
+    return dict(counts.most_common(SHOWN_FAILURES))
 
 
 def outcomes_of(report: TrialReport) -> Outcomes:
