@@ -165,7 +165,7 @@ def questions_of(given: dict[str, Any]) -> "Callable[[int], Iterator[Question]]"
     make_questions = partial(recorded, given["lengths"], given["longest"], vocabulary)
     try:
         make_questions(0)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise OptionError(f"--lengths: {error}") from None
     return make_questions
 

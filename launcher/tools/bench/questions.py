@@ -54,7 +54,7 @@ def recorded(path: Path, longest: int, vocabulary: int, seed: int) -> Iterator[Q
     prompt_tokens, output_tokens and shared_prefix_tokens. A prompt begins with as many of its conversation's earlier
     ids as the recording shared. Turns of more than `longest` tokens, prompt and answer together, are left out.
 
-    Raises OSError if the file cannot be read, ValueError if it has no such columns or no turn that is short enough.
+    Raises ValueError if the file cannot be read, or has no such columns or no turn that is short enough.
     """
     turns = [turn for turn in read_turns(path) if turn["prompt_tokens"] + turn["output_tokens"] <= longest]
     if not turns:
@@ -63,14 +63,26 @@ def recorded(path: Path, longest: int, vocabulary: int, seed: int) -> Iterator[Q
 
 
 def read_turns(path: Path) -> list[dict[str, int]]:
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        if not set(COLUMNS) <= set(rows.fieldnames or ()):
-            raise ValueError(f"{path} is no list of recorded turns: its first line must name {', '.join(COLUMNS)}")
-        try:
-            return [{name: int(row[name]) for name in COLUMNS} for row in rows]
-        except (TypeError, ValueError):
-            raise ValueError(f"{path} has something else than whole numbers in line {rows.line_num}") from None
+    """Read recorded turns. Raises ValueError for a file that has none, or cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            if set(COLUMNS) <= set(rows.fieldnames or ()):
+                return numbers_of(rows, path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no text of numbers and commas: {error}") from None
+    raise ValueError(f"{path} is no list of recorded turns: its first line must name {', '.join(COLUMNS)}")
+
+
+def numbers_of(rows: "csv.DictReader[str]", path: Path) -> list[dict[str, int]]:
+    try:
+        return [{name: int(row[name]) for name in COLUMNS} for row in rows]
+    except UnicodeDecodeError:
+        raise
+    except (TypeError, ValueError):
+        raise ValueError(f"{path} has something else than whole numbers in line {rows.line_num}") from None
 
 
 def repeated(turns: list[dict[str, int]], vocabulary: int, seed: int) -> Iterator[Question]:

@@ -119,7 +119,8 @@ def wait_for(process: "subprocess.Popen[str]") -> ProfiledLaunch:
         said.append(line.strip())
         if found := READY.search(line):
             return ProfiledLaunch(found[1], float(found[2]), process)
-    raise LaunchError(f"a launch to be measured did not serve: {' '.join(said[-LAST_LINES:])}")
+    why = " ".join(line.removeprefix("Error: ") for line in said[-LAST_LINES:])
+    raise LaunchError(f"a launch to be measured did not serve: {why}")
 
 
 class LaunchMeter:

@@ -13,7 +13,7 @@ def check_lengths(path: Path | None) -> None:
         return
     try:
         turns = read_turns(path)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise OptionError(f"--lengths: {error}") from None
     known = dict[int, int]()
     for number, turn in enumerate(turns, 2):

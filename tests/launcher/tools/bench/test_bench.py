@@ -164,7 +164,7 @@ def test_two_servers_have_the_same_questions_and_only_their_own_key(
     ("arguments", "sentence"),
     [
         (["--find-rate"], "--find-rate measures one server by its limits"),
-        (["--lengths", "/nowhere.csv"], "--lengths: [Errno 2]"),
+        (["--lengths", "/nowhere.csv"], "--lengths: /nowhere.csv cannot be read: No such file"),
         (["--raw", "/nowhere/raw"], "there is no folder /nowhere"),
         (["--compare", "http://127.0.0.1:1"], "did not answer"),
     ],
@@ -196,6 +196,16 @@ def test_a_file_without_turns_is_refused(server: KnownServer, tmp_path: Path, te
     file = tmp_path / "turns.csv"
     file.write_text(text)
     with pytest.raises(OptionError, match="its first line must name conversation"):
+        Ran(server.url, "--lengths", str(file))
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"a" * 200_000, b"HEADER\n0,1,\xff,1,0\n", b"HEADER\n0,1," + b"1" * 200_000]
+)
+def test_a_file_that_is_no_text_of_numbers_is_refused(server: KnownServer, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "turns.csv"
+    file.write_bytes(content.replace(b"HEADER", b"conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens"))
+    with pytest.raises(OptionError, match=f"--lengths: {file} is no text of numbers and commas: "):
         Ran(server.url, "--lengths", str(file))
 
 
