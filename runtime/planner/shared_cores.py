@@ -106,9 +106,11 @@ class SharedCores(OwnCores):
             if other.until > begins and other.process is not process:
                 shares = not cores.isdisjoint(other.cores)
                 mine = HALF if shares else lost[kind, other.kind]
-                overlap = min(other.until - begins, seconds / (1.0 - mine))
+                theirs = HALF if shares else other.lost[other.kind, kind]
+                # Each takes longer for as long as the other does.
+                overlap = min((other.until - begins) / (1.0 - theirs), seconds / (1.0 - mine))
                 took += overlap * mine
-                other.hold_up(overlap * (HALF if shares else other.lost[other.kind, kind]))
+                other.hold_up(overlap * theirs)
         self.steps[place] = RunningStep(process, cores, lost, kind, begins, begins + took)
         return took
 
