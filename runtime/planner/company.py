@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time that a worker's steps lose to a process which computes on another core: by the memory's bandwidth, by
-caches, and where two cores are threads of one, by its units."""
+caches, and where two cores are threads of one, by its units. And the time that they need with lent cores."""
 
 import json
 import select
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
-from typing import TextIO
+from typing import Protocol, TextIO
 
-from pontil.runtime.planner.device_profile import CompanyTimes
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.planner.device_profile import CompanyTimes, LendingTimes
 from pontil.runtime.planner.measuring import StepMeter
 from pontil.runtime.planner.shared_cores import DECODE, HOST, PROMPT
+from pontil.runtime.worker.start.loading import open_lent_cores
 
 # The other process does nothing.
 REST = "rest"
@@ -19,6 +24,8 @@ REST = "rest"
 ROWS, CONTEXT = 8, 32
 STEPS = {DECODE: 24, PROMPT: 4}
 ROUNDS = 5
+# Rows of a step that decodes, and prompt tokens of one, with lent cores.
+LENT_ROWS, LENT_CHUNKS, LENT_STEPS = (1, 4, 16), (16, 64, 256), 6
 
 
 def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> CompanyTimes:
@@ -39,7 +46,7 @@ def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> Comp
 def seconds_of(meter: StepMeter, kind: str) -> float:
     """Return the median of the seconds of some steps of a kind."""
     if kind == PROMPT:
-        return median(prompt_step(meter) for _ in range(STEPS[kind]))
+        return median(prompt_step(meter, meter.sizes.step_tokens) for _ in range(STEPS[kind]))
     begin_rows(meter)
     made = [meter.step()[1] for _ in range(STEPS[kind])]
     meter.end()
@@ -50,12 +57,58 @@ def begin_rows(meter: StepMeter) -> None:
     meter.begin(min(ROWS, meter.sizes.seats), CONTEXT, STEPS[DECODE])
 
 
-def prompt_step(meter: StepMeter) -> float:
-    meter.add(min(meter.sizes.step_tokens, meter.longest - 1), 1)
+def prompt_step(meter: StepMeter, tokens: int) -> float:
+    meter.add(min(tokens, meter.longest - 1), 1)
     seconds = 0.0
     while meter.engine.has_work:
         seconds += meter.step()[1]
     return seconds
+
+
+class Lender(Protocol):
+    """The cores of a worker that computes nothing."""
+
+    def lend(self) -> None:
+        """Lend them to others."""
+
+    def take(self) -> None:
+        """Take them back."""
+
+
+def lender_at(cores: Sequence[int], borrower: WorkerConfig) -> Lender | None:
+    """Return these cores as a worker of the borrower's launch lends them; None where that is not possible here."""
+    return open_lent_cores(replace(borrower, cores=tuple(cores)))
+
+
+def lending_times(meter: StepMeter, lender: Lender | None) -> LendingTimes:
+    """Measure steps with the cores of a `lender` and without, by turns and by the time that passes, as threads on lent
+    cores take processor time too."""
+    if lender is None:
+        return LendingTimes()
+    factors, clock = defaultdict[tuple[float, float], list[float]](list), meter.clock
+    meter.clock = time.perf_counter
+    try:
+        for _ in range(ROUNDS):
+            for rows in (one for one in LENT_ROWS if one <= meter.sizes.seats):
+                meter.begin(rows, CONTEXT, 2 * LENT_STEPS)
+                factors[float(rows), 0.0].append(factor(lender, lambda: meter.step()[1], LENT_STEPS))
+                meter.end()
+            for tokens in (one for one in LENT_CHUNKS if one <= meter.sizes.step_tokens):
+                step = partial(prompt_step, meter, tokens)
+                factors[0.0, float(tokens)].append(factor(lender, step, STEPS[PROMPT]))
+    finally:
+        meter.clock = clock
+    return LendingTimes(tuple((*size, round(min(1.0, median(some)), 4)) for size, some in factors.items()))
+
+
+def factor(lender: Lender, step: Callable[[], float], count: int) -> float:
+    """Return the factor by which lent cores change the time of a step."""
+    alone = median(step() for _ in range(count))
+    lender.lend()
+    try:
+        return median(step() for _ in range(count)) / alone
+    finally:
+        lender.take()
 
 
 def keep_company(meter: StepMeter, told: TextIO, answers: TextIO) -> None:
@@ -74,7 +127,7 @@ def keep_company(meter: StepMeter, told: TextIO, answers: TextIO) -> None:
 def work(meter: StepMeter, kind: str) -> None:
     """Do a small piece of some kind of work."""
     if kind == PROMPT:
-        prompt_step(meter)
+        prompt_step(meter, meter.sizes.step_tokens)
     elif kind == HOST:
         for number in range(100):
             json.loads(json.dumps({"choices": [{"index": 0, "text": f"token {number}"}], "usage": None}))

@@ -104,6 +104,14 @@ class CompanyTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class LendingTimes:
+    """Factors on the time of steps while another worker lends as many cores as theirs: rows that decode, prompt tokens,
+    factor. None was measured where there are none."""
+
+    factors: Points = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DiskTimes:
     """Milliseconds of a KV block of a tier on a disk with its digest: written, read again while the system's memory has
     it, and read from the disk itself. None was measured where all are 0."""
@@ -129,9 +137,9 @@ class DraftTimes:
 
 PARTS = {
     "about": ProfiledModel, "sizes": WorkerSizes, "times": StepTimes, "host": HostTimes, "company": CompanyTimes,
-    "disk": DiskTimes, "draft": DraftTimes,
+    "disk": DiskTimes, "draft": DraftTimes, "lending": LendingTimes,
 }  # fmt: skip
-WIDTHS = {"steps": 5, "pulls": 2, "guesses": 3, "reads": 2}
+WIDTHS = {"steps": 5, "pulls": 2, "guesses": 3, "reads": 2, "factors": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,7 @@ class DeviceProfile:
     company: CompanyTimes = CompanyTimes()
     disk: DiskTimes = DiskTimes()
     draft: DraftTimes = DraftTimes()
+    lending: LendingTimes = LendingTimes()
 
     def text(self) -> str:
         """Return the file, which `read_profile` reads."""

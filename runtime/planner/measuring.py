@@ -324,16 +324,17 @@ def sizes_of(config: WorkerConfig, machine: WorkerResources, weight_bytes: int) 
     )  # fmt: skip
 
 
-def measured_config(values: dict[str, Any]) -> WorkerConfig:
-    """Return the configuration of a rank of a worker that is measured, from that of one that would serve. Raises
-    ModelError."""
+def measured_config(values: dict[str, Any], lent_cores: Path | None = None) -> WorkerConfig:
+    """Return the configuration of a rank of a worker that is measured, from that of one that would serve. It borrows
+    what is lent in a file of its own. Raises ModelError."""
     config = worker_config(values)
     cache = Path(str(config.cache_dir))
     path = resolve_model(config.model, cache)
     if (draft := config.speculative_model) not in (None, MTP):
         config = replace(config, speculative_model=str(resolve_model(str(draft), cache)))
-    # Each prompt is computed, and nobody else is here to lend cores or to outlive.
-    return replace(config, model=str(path), prefix_caching=False, lent_cores=None, keep_kv=False)
+    # Each prompt is computed, and nobody else is here to outlive.
+    lent = None if lent_cores is None else str(lent_cores)
+    return replace(config, model=str(path), prefix_caching=False, lent_cores=lent, keep_kv=False)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def plain_tokenizer() -> Tokenizer:
 
 def planned_model(profile: DeviceProfile, **machine: Any) -> PlannedModel:
     """Return a model of a profile on a `machine`: the last fields of a PlannedModel."""
-    tokenizer, costs = plain_tokenizer(), StepCosts(profile.times)
+    tokenizer, costs = plain_tokenizer(), StepCosts(profile.times, profile.lending)
     return PlannedModel(profile, costs, tokenizer, GrammarCompiler(tokenizer, TOKENS), **machine)
 
 

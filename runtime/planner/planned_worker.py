@@ -44,9 +44,10 @@ VOCABULARY = 40_000
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With
-    `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too. Each has tiers of
-    so many blocks, and makes so many guesses at a time, of which the next one is right with this chance; the profile's
-    draft model makes them if it `drafts`. A plan of several profiles has a model of each, which its `kind` names."""
+    `cores` they share as many of one machine, where proxy and, if it `has_clients`, these are too, and idle ones lend
+    theirs to others if they `lend`. Each has tiers of so many blocks, and makes so many guesses at a time, of which the
+    next one is right with this chance; the profile's draft model makes them if it `drafts`. A plan of several profiles
+    has a model of each, which its `kind` names."""
 
     profile: DeviceProfile
     costs: StepCosts
@@ -54,6 +55,7 @@ class PlannedModel:
     grammars: GrammarCompiler
     cores: int | None = None
     has_clients: bool = False
+    lend: bool = False
     tier_blocks: TierBlocks = TierBlocks()
     guesses: int = 0
     accepted: float = 0.0
@@ -105,16 +107,16 @@ class CostedRunner:
         work = StepWork.of(batch.spans)
         beside = self.host.worker_row * len(sampled) + self.host.worker_token * work.tokens
         alone = self.costs.step(work) + beside / 1e3
-        self.compute(PROMPT if work.tokens else DECODE, alone)
+        self.compute(PROMPT if work.tokens else DECODE, alone, self.costs.lent(work) if self.model.lend else 1.0)
         # As all but the available ones, without two calls.
         owned = len(self.pool.owners) + self.pool.credits
         if owned > self.most_blocks:
             self.most_blocks = owned
         return sampled
 
-    def compute(self, kind: str, alone: float) -> None:
-        """Let pass what takes so many seconds on cores of its own."""
-        seconds = self.place.cores.compute(self.process, self.place.number, kind, alone)
+    def compute(self, kind: str, alone: float, lent: float = 1.0) -> None:
+        """Let pass what takes so many seconds on cores of its own, and this part of them with lent ones too."""
+        seconds = self.place.cores.compute(self.process, self.place.number, kind, alone, lent)
         self.world.spend(seconds)
         self.busy += seconds
 

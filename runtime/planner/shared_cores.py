@@ -5,6 +5,9 @@ A step takes longer while others compute: as much as the profile measured on oth
 What a host has to do beside is short and wants a core at once, as the system's scheduler gives it to who has slept: one
 without work, else one that has such work already, else it holds up a worker. What begins later prolongs steps that run:
 their processes are held up.
+
+A worker without a step may lend its cores. A step that borrows some is taken to have them to its end, and what their
+owner or the host does there meanwhile prolongs it, as everything does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +60,8 @@ class CoreProcess(WorldProcess):
 
 @dataclass(slots=True)
 class RunningStep:
-    """A step of a worker on its cores. By its kind and that of what runs beside it, it has `lost` such parts of its
-    time."""
+    """A step of a worker on its cores, and on those of the worker at the place `lender`. By its kind and that of what
+    runs beside it, it has `lost` such parts of its time; without the lender it loses the part `borrowed` of it."""
 
     process: CoreProcess
     cores: frozenset[int]
@@ -66,6 +69,13 @@ class RunningStep:
     kind: str
     begins: float
     until: float
+    lender: int | None = None
+    borrowed: float = 0.0
+
+    def loses(self, kind: str, cores: frozenset[int], place: int) -> float:
+        """Return the part of its time that it loses to a step of this kind, of the worker of a place."""
+        lost = self.lost[self.kind, kind] if self.cores.isdisjoint(cores) else HALF
+        return lost if place != self.lender else 1.0 - (1.0 - lost) * (1.0 - self.borrowed)
 
     def hold_up(self, seconds: float) -> None:
         self.until += seconds
@@ -75,8 +85,9 @@ class RunningStep:
 class OwnCores:
     """Cores enough for everybody: workers have machines of their own, and so have clients."""
 
-    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float) -> float:
-        """Return the seconds of a step that begins now, of the worker of this place, and takes so many alone."""
+    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float, lent: float = 1.0) -> float:
+        """Return the seconds of a step that begins now, of the worker of this place, and takes so many alone, and this
+        part of them while another worker lends it cores."""
         return seconds
 
     def serve(self, begins: float, seconds: float) -> float:
@@ -97,22 +108,33 @@ class SharedCores(OwnCores):
         self.steps: dict[int, RunningStep] = {}
         # When each core has done the work of the host that it has.
         self.taken = [0.0] * count
+        # A core of several workers is nobody's to lend.
+        self.may_lend = sum(each for each, _ in workers) <= count
 
-    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float) -> float:
+    def compute(self, process: CoreProcess, place: int, kind: str, seconds: float, lent: float = 1.0) -> float:
         begins = self.world.now()
         cores, lost = self.places[place]
+        step = RunningStep(process, cores, lost, kind, begins, begins)
+        if lent < 1.0 and (lender := self.lender_of(place, begins)) is not None:
+            step.lender, step.borrowed, seconds = lender, 1.0 - lent, seconds * lent
         took = seconds + self.wait(cores, begins)
-        for other in self.steps.values():
+        for number, other in self.steps.items():
             if other.until > begins and other.process is not process:
-                shares = not cores.isdisjoint(other.cores)
-                mine = HALF if shares else lost[kind, other.kind]
-                theirs = HALF if shares else other.lost[other.kind, kind]
+                mine, theirs = step.loses(other.kind, other.cores, number), other.loses(kind, cores, place)
                 # Each takes longer for as long as the other does.
                 overlap = min((other.until - begins) / (1.0 - theirs), seconds / (1.0 - mine))
                 took += overlap * mine
                 other.hold_up(overlap * theirs)
-        self.steps[place] = RunningStep(process, cores, lost, kind, begins, begins + took)
+        step.until = begins + took
+        self.steps[place] = step
         return took
+
+    def lender_of(self, place: int, at: float) -> int | None:
+        """Return the place of a worker whose cores nobody borrows: one without a step, or whose step ends first."""
+        running = {number: one.until for number, one in self.steps.items() if one.until > at}
+        borrowed = {one.lender for number, one in self.steps.items() if number in running and number != place}
+        others = [number for number in range(len(self.places)) if number != place and number not in borrowed]
+        return min(others, key=lambda number: running.get(number, at), default=None) if self.may_lend else None
 
     def wait(self, cores: frozenset[int], begins: float) -> float:
         """Return the seconds until the host's work has left these cores: it moves to others, if those have none."""
@@ -142,6 +164,9 @@ class SharedCores(OwnCores):
             core = min(spare, key=self.taken.__getitem__)
             begins = max(begins, self.taken[core])
             self.taken[core] = begins + seconds
+            for one in running:
+                if one.lender is not None and core in self.places[one.lender][0]:
+                    one.hold_up(seconds * one.borrowed)
         elif running:
             victim = min(running, key=lambda one: one.process.late)
             victim.hold_up(seconds)

@@ -16,12 +16,14 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from pontil.runtime.foundation.value import value
-from pontil.runtime.planner.device_profile import MADE_BY, ProfileError, StepTimes
+from pontil.runtime.planner.device_profile import MADE_BY, LendingTimes, ProfileError, StepTimes
 
 # A proxy has these times too, and no torch.
 if TYPE_CHECKING:
     from pontil.runtime.engine.sequences.batch import Span
 
+# Nobody lends cores.
+ALONE = LendingTimes()
 # One measurement: what it is grouped by, what it is multiplied by, its seconds.
 Point = tuple[float, float, float]
 
@@ -123,7 +125,7 @@ class StepWork:
 class StepCosts:
     """The times of one profile."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: StepTimes, lending: LendingTimes = ALONE) -> None:
         steps = [(rows, read, tokens, more, ms / 1e3) for rows, read, tokens, more, ms in times.steps]
         decode = [(rows, read, seconds) for rows, read, tokens, _, seconds in steps if rows and not tokens]
         prompt = [(tokens, read, seconds) for rows, _, tokens, read, seconds in steps if tokens and not rows]
@@ -133,6 +135,8 @@ class StepCosts:
         self.prompt, self.prompt_read = fitted(prompt)
         self.pulls, _ = fitted((blocks, 0.0, ms / 1e3) for blocks, ms in times.pulls)
         self.together = self.differences(step for step in steps if step[0] and step[2])
+        self.lent_answers = sorted((rows, factor) for rows, tokens, factor in lending.factors if not tokens)
+        self.lent_prompts = sorted((tokens, factor) for _, tokens, factor in lending.factors if tokens)
 
     def differences(self, steps: Iterable[tuple[float, float, float, float, float]]) -> Differences:
         """Return how much longer measured steps of both kinds take than those of each, the median of what they read."""
@@ -160,6 +164,11 @@ class StepCosts:
             return self.answers(work.rows, work.read)
         alone = self.prompts(work.tokens, work.prompt_read)
         return alone + self.beside(work.rows, work.read, work.tokens) if work.rows else alone
+
+    def lent(self, work: StepWork) -> float:
+        """Return the factor on a step's time while another worker lends its cores."""
+        factors, size = (self.lent_prompts, work.tokens) if work.tokens else (self.lent_answers, work.rows)
+        return between(factors, size) or 1.0
 
     def pull(self, blocks: int) -> float:
         """Return the seconds of a pull of so many blocks."""

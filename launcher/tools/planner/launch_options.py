@@ -56,6 +56,12 @@ LAUNCH_OPTIONS = (
         help="Chance that a guess is right if those before it are.",
     ),
     click.Option(
+        ["--lend-cores/--no-lend-cores"],
+        default=True,
+        show_default=True,
+        help="Whether idle workers lend each other cores, as with `launch`: those of --cores, each with its own.",
+    ),
+    click.Option(
         ["--slowdown"],
         type=click.FloatRange(0.01, 100),
         default=1.0,

@@ -86,6 +86,7 @@ class Predictor:
             with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
             cores=given["cores"],
             has_clients=given["clients_here"],
+            lend=given["lend_cores"],
             tier_blocks=tiers_of(profile, given["kv_tier"] or ()),
             guesses=given["speculative_tokens"] or (DRAFT_TOKENS if drafts else 0),
             accepted=given["accepted"],

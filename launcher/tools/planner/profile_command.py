@@ -4,8 +4,10 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,8 +117,8 @@ def measured(worker: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Seq
 
 def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Sequence[int]) -> "DeviceProfile":
     """Measure a worker's own engine in this process, and in one for each further rank. Raises ModelError."""
-    from pontil.runtime.planner.company import company_times
-    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, StepTimes
+    from pontil.runtime.planner.company import company_times, lender_at, lending_times
+    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, LendingTimes, StepTimes
     from pontil.runtime.planner.measuring import (
         StepMeter,
         about,
@@ -127,24 +129,36 @@ def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores
         measured_config,
     )
 
-    company, disk = CompanyTimes(), DiskTimes()
+    company, lending, disk = CompanyTimes(), LendingTimes(), DiskTimes()
     tell("loading the model")
-    ranks = [measured_config(member.config) for member in plan.members]
-    with rank_processes() as processes, machine_of(worker := processes.run(ranks)) as (machine, sizes):
+    others = cores_beside(plan, cores)
+    with ExitStack() as stack:
+        table = Path(stack.enter_context(TemporaryDirectory())) / "cores" if others else None
+        ranks = [measured_config(member.config, table) for member in plan.members]
+        worker = stack.enter_context(rank_processes()).run(ranks)
+        machine, sizes = stack.enter_context(machine_of(worker))
         meter = StepMeter(machine, sizes, rounds, clock_of(worker), tell)
         steps = meter.measure(launches.measure if launches.is_alone else lambda: None)
-        others = [core for core in cores if core not in worker.cores]
-        # As many cores as the worker has.
-        if worker.device == "cpu" and len(ranks) == 1 and len(others) >= len(worker.cores):
+        if table is not None:
             tell("steps beside another process")
-            with companion(plan.config, others[: len(worker.cores)]) as have_other:
+            with companion(plan.config, others) as have_other:
                 company = company_times(meter, have_other)
+            tell("steps with lent cores")
+            lending = lending_times(meter, lender_at(others, worker))
         tell("pulls of KV blocks")
         times = StepTimes(steps, measure_pulls(machine))
         if worker.kv_tier_disk is not None:
             tell("blocks on the disk")
             disk = measure_disk(worker, machine)
-        return DeviceProfile(about(worker, machine), sizes, times, launches.result().host, company, disk)
+        host = launches.result().host
+        return DeviceProfile(about(worker, machine), sizes, times, host, company, disk, lending=lending)
+
+
+def cores_beside(plan: ChildPlan, cores: Sequence[int]) -> list[int]:
+    """Return as many other cores as a worker has, on which others compute or which they lend. None where there are
+    fewer, and for a worker of several ranks or on a GPU."""
+    others = [core for core in cores if core not in plan.cores][: len(plan.cores)]
+    return others if plan.device == "cpu" and plan.ranks == 1 and len(others) == len(plan.cores) else []
 
 
 def measured_draft(config: dict[str, Any], rounds: int) -> "DraftTimes":
