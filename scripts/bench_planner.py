@@ -56,11 +56,17 @@ LOOK = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BenchedTopology:
-    """Workers on the cores of this machine: the flags of their launch, and of their plan."""
+    """Workers on the cores of this machine, which idle ones may lend: the flags of their launch, of their plan, and of
+    both."""
 
     launch: str
     plan: str
-    both: str = ""
+    more: str = ""
+    lends: bool = False
+
+    @property
+    def both(self) -> str:
+        return f"{self.more} {'--lend-cores' if self.lends else '--no-lend-cores'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,10 @@ TOPOLOGIES = {
     "small": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", SMALL_POOL),
     "small, tier": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier memory:1GiB"),
     "small, disk": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1", f"{SMALL_POOL} --kv-tier DISK"),
+    "2 mixed, lending": BenchedTopology("--role mixed --mixed cpu:0,cpu:1", "--mixed 2", lends=True),
+    "1P1D, lending": BenchedTopology(
+        "--prefill cpu:0 --decode cpu:1", "--prefill 1 --decode 1", "--disagg always", lends=True
+    ),
     "1 mixed, drafts": BenchedTopology("--role mixed --mixed cpu:0", "--mixed 1 --accepted 1", GUESSES),
     "1P1D, drafts": BenchedTopology(
         "--prefill cpu:0 --decode cpu:1", "--prefill 1 --decode 1 --accepted 1", f"--disagg always {GUESSES}"
@@ -116,13 +126,14 @@ LOADS = {
     "2/s, one dies": CaseLoad(f"--request-rate 2 {SHORT}", 20, "mixed"),
 }
 EACH = ("1 mixed", "2 mixed", "1P1D")
+LENDING = ("2 mixed, lending", "1P1D, lending")
 SETS = {
-    "1 stream": EACH,
-    "8 streams": (*EACH, "1P2D", "2P1D"),
-    "2/s": EACH,
+    "1 stream": (*EACH, *LENDING),
+    "8 streams": (*EACH, *LENDING, "1P2D", "2P1D"),
+    "2/s": (*EACH, *LENDING),
     "5/s": EACH,
     "8.5/s": EACH,
-    "2 long streams": (*EACH, "2P1D"),
+    "2 long streams": (*EACH, *LENDING, "2P1D"),
     "4 streams of turns": EACH,
     "turns again": ("small", "small, tier", "small, disk"),
     "2/s, one dies": ("2 mixed",),
@@ -174,7 +185,7 @@ class PlannerBench:
         """Measure the loads of which these figures were predicted."""
         topology = TOPOLOGIES[name]
         alone = self.predict(topology, REFERENCE)
-        words = [*self.filled(f"{topology.launch} {topology.both}"), "--no-lend-cores"]
+        words = self.filled(f"{topology.launch} {topology.both}")
         with launched([*words, "--model", self.given.model]) as launch:
             target = BenchTarget(launch.url, name_at(launch.url))
             asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))

@@ -15,6 +15,8 @@ FORMAT = 1
 KIND, DIGEST = "pontil_profile", "digest"
 MOST_BYTES = 1 << 22
 MOST_POINTS = 10_000
+# The most times as long that a step takes beside others, or without lent cores.
+MOST_TIMES = 1000
 MADE_BY = "`pontil profile` makes one"
 
 # Numbers that belong together: sizes first, milliseconds last.
@@ -250,5 +252,9 @@ def check_sizes(profile: DeviceProfile) -> None:
     about = profile.about
     if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, about.cores, about.ranks) < 1:
         raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")
+    if any(not 1.0 / MOST_TIMES <= factor <= 1.0 for *_, factor in profile.lending.factors):
+        raise ProfileError(f"its factors of lent cores are not above 0 and up to 1: {MADE_BY}")
+    if max(asdict(profile.company).values()) > MOST_TIMES:
+        raise ProfileError(f"its steps beside others take more than {MOST_TIMES} times as long: {MADE_BY}")
     if profile.draft.model and not (profile.draft.guesses and profile.draft.reads):
         raise ProfileError(f"it has no steps of {profile.draft.model}, which guesses: {MADE_BY}")

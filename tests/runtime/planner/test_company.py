@@ -3,21 +3,30 @@
 
 import io
 import os
+import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pontil.runtime.planner.company import REST, company_times, keep_company
-from pontil.runtime.planner.device_profile import CompanyTimes
+from pontil.gpu_ops.kernels.lent_cores import IDLE, STRIDE, WORKING, LentCores
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.planner.company import REST, company_times, keep_company, lender_at, lending_times
+from pontil.runtime.planner.device_profile import CompanyTimes, LendingTimes
 from pontil.runtime.planner.shared_cores import DECODE, HOST, PROMPT
+
+# The other process lends its cores.
+LENT = "lent"
 
 
 class FakeMeter:
     """A meter whose steps take what the other process makes of them."""
 
     def __init__(self) -> None:
-        self.sizes, self.longest, self.rounds = SimpleNamespace(step_tokens=256, seats=64), 2048, 5
+        self.sizes, self.longest, self.rounds = SimpleNamespace(step_tokens=256, seats=8), 2048, 5
+        self.clock: Any = time.process_time
         self.other, self.rows, self.prompts, self.done = REST, 0, 0, list[str]()
 
     @property
@@ -30,11 +39,18 @@ class FakeMeter:
     def add(self, tokens: int, answer: int) -> None:
         self.prompts += 1
 
+    def lend(self) -> None:
+        self.other = LENT
+
+    def take(self) -> None:
+        self.other = REST
+
     def step(self) -> tuple[None, float]:
         kind = PROMPT if self.prompts else DECODE
         self.done.append(kind)
         self.prompts = 0
-        slower = {(DECODE, DECODE): 1.5, (PROMPT, HOST): 1.25, (DECODE, PROMPT): 0.5}
+        slower = {(DECODE, DECODE): 1.5, (PROMPT, HOST): 1.25, (DECODE, PROMPT): 0.5,
+                  (DECODE, LENT): 0.75 if self.rows == 1 else 1.25, (PROMPT, LENT): 0.5}  # fmt: skip
         return None, {PROMPT: 0.1, DECODE: 0.01}[kind] * slower.get((kind, self.other), 1.0)
 
     def end(self) -> None:
@@ -52,6 +68,39 @@ def test_steps_are_compared_with_those_of_a_second_process_that_rests() -> None:
     # Noise makes no step faster than alone.
     assert company_times(meter, have_other) == CompanyTimes(decode_decode=1.5, prompt_host=1.25)
     assert set(told) == {REST, DECODE, PROMPT, HOST} and told[-1] == REST
+
+
+def test_steps_with_lent_cores_are_compared_with_those_without() -> None:
+    """No step takes longer by them, whatever noise says, and their time is not that of the processor."""
+    meter: Any = FakeMeter()
+    made, clocks, step = list[str](), set[Any](), meter.step
+
+    def watched() -> Any:
+        made.append(meter.other)
+        clocks.add(meter.clock)
+        return step()
+
+    meter.step = watched
+    expected = ((1.0, 0.0, 0.75), (4.0, 0.0, 1.0), (0.0, 16.0, 0.5), (0.0, 64.0, 0.5), (0.0, 256.0, 0.5))
+    assert lending_times(meter, meter) == LendingTimes(expected)
+    assert clocks == {time.perf_counter} and meter.clock is time.process_time
+    assert meter.other == REST and made.count(LENT) == made.count(REST)
+    assert lending_times(meter, None) == LendingTimes()
+
+
+def test_cores_are_lent_as_workers_of_a_launch_lend_them(tmp_path: Path) -> None:
+    config = WorkerConfig(
+        name="mixed:0", role="mixed", device="cpu", cores=(0,), model="m", served_model_name="m", control="inproc://c",
+        peer_endpoint="inproc://p", lent_cores=str(tmp_path / "cores"),
+    )  # fmt: skip
+    lender = lender_at((1,), config)
+    assert lender is not None
+    table = LentCores(tmp_path / "cores", (0,))
+    lender.lend()
+    assert table.cells[STRIDE] == IDLE and table.cells[0] == WORKING
+    lender.take()
+    assert table.cells[STRIDE] == WORKING
+    assert lender_at((1,), replace(config, lent_cores=None)) is None
 
 
 @pytest.mark.parametrize("kind", [DECODE, PROMPT, HOST, REST])

@@ -16,6 +16,7 @@ from pontil.runtime.planner.device_profile import (
     DeviceProfile,
     DiskTimes,
     DraftTimes,
+    LendingTimes,
     ProfileError,
     digest_of,
     read_profile,
@@ -39,11 +40,16 @@ def signed(change: Callable[[dict[str, Any]], object]) -> bytes:
 DRAFT = DraftTimes("smaller", 1024, 1 << 20, 0.25, ((1.0, 32.0, 0.5), (64.0, 32.0, 4.0)), ((1.0, 0.4),))
 
 
-@pytest.mark.parametrize("made", [SMALL, replace(SMALL, disk=DiskTimes(0.5, 0.2, 1.0), draft=DRAFT)])
+ALL = replace(
+    SMALL, disk=DiskTimes(0.5, 0.2, 1.0), draft=DRAFT, lending=LendingTimes(((1.0, 0.0, 0.75), (0.0, 64.0, 0.5)))
+)
+
+
+@pytest.mark.parametrize("made", [SMALL, ALL])
 def test_what_was_written_is_read(made: DeviceProfile) -> None:
     """Leave out what was not measured, and read an earlier version's file, which has none of it."""
     assert read_profile(made.text().encode()) == made
-    assert ("draft" in json.loads(made.text())) == (made.draft == DRAFT)
+    assert ("draft" in json.loads(made.text())) == ("lending" in json.loads(made.text())) == (made.draft == DRAFT)
 
 
 def test_a_change_behind_the_digest_is_seen() -> None:
@@ -74,6 +80,10 @@ def test_a_change_behind_the_digest_is_seen() -> None:
             '"draft" has not the fields of this version',
         ),
         (lambda told: told.update(disk={"read": "fast"}), "disk.read is none of the values"),
+        (lambda told: told.update(lending={"factors": [[1, 0, 0]]}), "factors of lent cores are not above 0"),
+        (lambda told: told.update(lending={"factors": [[1, 0, 1.5]]}), "factors of lent cores are not above 0"),
+        (lambda told: told.update(lending={"factors": [[1, 0.5]]}), "lending.factors is no list of measured points"),
+        (lambda told: told.update(company={"prompt_host": 1e308}), "beside others take more than 1000 times as long"),
     ],
 )
 def test_what_no_profile_has_is_one_sentence(change: Callable[[dict[str, Any]], object], reason: str) -> None:

@@ -14,6 +14,8 @@ COMPANY = CompanyTimes(decode_decode=1.25, decode_host=2.0)
 class Stepper(CoreProcess):
     """A worker that makes one step, and notes when what it does at its end happens, and when its next turn is."""
 
+    lent = 1.0
+
     def __init__(self, world: VirtualWorld, cores: OwnCores, place: int, seconds: float, kind: str = DECODE) -> None:
         super().__init__(world, f"worker {place}")
         self.cores, self.place, self.seconds, self.kind = cores, place, seconds, kind
@@ -24,7 +26,7 @@ class Stepper(CoreProcess):
         if self.turns > 1:
             self.next = self.world.time - self.begun_at
             return None
-        self.world.spend(self.cores.compute(self, self.place, self.kind, self.seconds))
+        self.world.spend(self.cores.compute(self, self.place, self.kind, self.seconds, self.lent))
         self.acts(self.world.now(), self.tell)
         return self.world.now()
 
@@ -85,6 +87,55 @@ def test_a_prompt_beside_which_nothing_was_measured_loses_nothing() -> None:
     for worker in workers:
         worker.notify()
     assert ends(world, workers) == pytest.approx([1.0, 1.0])
+
+
+def lending(count: int, *begins: float, host: float = 1.0) -> tuple[VirtualWorld, SharedCores, list[Stepper]]:
+    """Return workers, as many as cores, of which the first begin a step of 1 s at a time, or of half of it with lent
+    cores."""
+    world = VirtualWorld(1)
+    cores = SharedCores(world, count, [(1, CompanyTimes(decode_host=host))] * count)
+    workers = [Stepper(world, cores, place, 1.0) for place in range(len(begins))]
+    for worker, at in zip(workers, begins, strict=True):
+        worker.lent = 0.5
+        world.after(at, worker.notify)
+    return world, cores, workers
+
+
+def test_a_step_borrows_the_cores_of_a_worker_without_one() -> None:
+    world, _, workers = lending(2, 0.0)
+    assert ends(world, workers) == pytest.approx([0.5])
+    # Nobody has cores to lend.
+    world, _, workers = lending(1, 0.0)
+    assert ends(world, workers) == pytest.approx([1.0])
+
+
+def test_a_core_of_several_workers_is_not_lent() -> None:
+    world, _, (worker,) = steps(2, 0.0)
+    worker.lent = 0.5
+    assert ends(world, [worker]) == pytest.approx([1.0])
+
+
+def test_the_owner_takes_its_core_back() -> None:
+    """The first does half of its work in 0.25 s with the other's core, the rest in 0.5 s without. What the second has
+    left then is done with the first one's core."""
+    world, _, workers = lending(2, 0.0, 0.25)
+    assert ends(world, workers) == pytest.approx([0.75, 1.0])
+    # Both at once have nothing to borrow.
+    world, _, workers = lending(2, 0.0, 0.0)
+    assert ends(world, workers) == pytest.approx([1.0, 1.0])
+
+
+def test_a_core_is_borrowed_by_one() -> None:
+    """Of three workers two compute: one has the third's core, and the other waits for that one's."""
+    world, _, workers = lending(3, 0.0, 0.0)
+    assert sorted(ends(world, workers)) == pytest.approx([0.5, 0.75])
+
+
+def test_other_work_on_a_lent_core_holds_up_the_step_that_borrows_it() -> None:
+    world, cores, workers = lending(2, 0.0)
+    served = serve(world, cores, 0.25, 0.1)
+    assert ends(world, workers) == pytest.approx([0.55])
+    assert served == pytest.approx([0.35])
 
 
 def serve(world: VirtualWorld, cores: SharedCores, at: float, *seconds: float) -> list[float]:

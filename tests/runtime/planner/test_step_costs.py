@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_profile import SHARED, milliseconds, small_profile
 
-from pontil.runtime.planner.device_profile import ProfileError, StepTimes
+from pontil.runtime.planner.device_profile import LendingTimes, ProfileError, StepTimes
 from pontil.runtime.planner.step_costs import Curve, StepCosts, StepWork, fitted
 
 TIMES = small_profile().times
@@ -23,6 +23,15 @@ def test_steps_take_what_measured_ones_say(rows: int, context: int, tokens: int,
         return
     work = StepWork(rows, rows * context, tokens, tokens * before)
     assert COSTS.step(work) * 1e3 == pytest.approx(milliseconds(work))
+
+
+def test_lent_cores_change_steps_as_they_were_measured() -> None:
+    """Between measured sizes evenly, outside of them as at the edge, and prompts decide of a step of both kinds."""
+    factors = ((4.0, 0.0, 0.6), (1.0, 0.0, 0.8), (0.0, 16.0, 0.5), (0.0, 64.0, 0.7))
+    lent = StepCosts(TIMES, LendingTimes(factors)).lent
+    assert [lent(StepWork(rows, 0, 0, 0)) for rows in (1, 2, 4, 9)] == pytest.approx([0.8, 0.8 - 0.2 / 3, 0.6, 0.6])
+    assert [lent(StepWork(3, 0, tokens, 0)) for tokens in (1, 16, 40, 99)] == pytest.approx([0.5, 0.5, 0.6, 0.7])
+    assert COSTS.lent(StepWork(1, 0, 0, 0)) == COSTS.lent(StepWork(0, 0, 16, 0)) == 1.0
 
 
 def test_what_both_kinds_share_is_taken_once() -> None:

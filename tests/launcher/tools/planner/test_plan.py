@@ -24,7 +24,7 @@ from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
 from pontil.runtime.planner.coarse import CoarseFleet, CoarseModel, MeanRequest, WorkerSplit, splits
-from pontil.runtime.planner.device_profile import DeviceProfile, read_profile
+from pontil.runtime.planner.device_profile import DeviceProfile, LendingTimes, read_profile
 from pontil.runtime.planner.planned_site import PlannedTopology
 from pontil.runtime.planner.step_costs import StepCosts
 
@@ -52,8 +52,8 @@ def of_one(profile: DeviceProfile) -> dict[str, DeviceProfile]:
     return {"small": profile}
 
 
-def rows_of(given: dict[str, Any]) -> list[dict[str, Any]]:
-    predictor = Predictor(of_one(small_profile()), given)
+def rows_of(given: dict[str, Any], profile: DeviceProfile | None = None) -> list[dict[str, Any]]:
+    predictor = Predictor(of_one(profile or small_profile()), given)
     return predictor.rows(PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"]))
 
 
@@ -88,6 +88,21 @@ def test_everything_takes_longer_on_a_machine_that_is_slower() -> None:
     for name in ("ttft_ms_median", "tpot_ms_median", "e2e_ms_p99"):
         assert slow[name] == pytest.approx(3 * known[name], rel=0.05)
     assert slow["output_tokens"] == known["output_tokens"]
+
+
+def test_idle_workers_lend_their_cores_unless_they_are_told_not_to() -> None:
+    """Of a pair under one stream one always waits. Workers with devices of their own lend nothing."""
+    profile = replace(small_profile(), lending=LendingTimes(((1.0, 0.0, 0.5), (0.0, 64.0, 0.5))))
+    words = ("--prefill", "1", "--decode", "1", *LOAD, "--concurrency", "1", "--disagg", "always")
+
+    def work() -> Any:
+        more: tuple[tuple[str, ...], ...] = (("--cores", "2"), ("--cores", "2", "--no-lend-cores"), ())
+        return [rows_of(options(*words, *one), profile)[0] for one in more]
+
+    lent, kept, apart = in_virtual_time(work)
+    for name in ("ttft_ms_median", "tpot_ms_median"):
+        assert 0.45 * kept[name] < lent[name] < 0.65 * kept[name]
+        assert kept[name] == pytest.approx(apart[name], rel=0.1)
 
 
 def test_keys_have_their_classes_and_guesses_save_steps(tmp_path: Path) -> None:
