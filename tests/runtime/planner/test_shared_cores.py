@@ -126,7 +126,7 @@ def test_the_owner_takes_its_core_back() -> None:
 
 
 def test_a_core_is_borrowed_by_one() -> None:
-    """Of three workers two compute: one has the third's core, and the other waits for that one's."""
+    """Two of three workers compute: one has the third's core, and the other waits for that one's."""
     world, _, workers = lending(3, 0.0, 0.0)
     assert sorted(ends(world, workers)) == pytest.approx([0.5, 0.75])
 

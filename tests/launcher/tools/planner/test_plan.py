@@ -91,7 +91,7 @@ def test_everything_takes_longer_on_a_machine_that_is_slower() -> None:
 
 
 def test_idle_workers_lend_their_cores_unless_they_are_told_not_to() -> None:
-    """Of a pair under one stream one always waits. Workers with devices of their own lend nothing."""
+    """One worker of a pair always waits under one stream. Workers with devices of their own lend nothing."""
     profile = replace(small_profile(), lending=LendingTimes(((1.0, 0.0, 0.5), (0.0, 64.0, 0.5))))
     words = ("--prefill", "1", "--decode", "1", *LOAD, "--concurrency", "1", "--disagg", "always")
 
