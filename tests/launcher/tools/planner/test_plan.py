@@ -311,6 +311,9 @@ def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> 
     made = read_profile(file.read_bytes())
     assert made.disk.read > 0 and made.disk.write > 0 and made.draft.model == drafts[1] and made.draft.ratio == 1.0
     assert made.draft.block_bytes == made.sizes.block_bytes and [rows for rows, _ in made.draft.reads][:3] == [1, 2, 4]
+    # Lent cores are measured where there are others, with rows and with prompts.
+    kinds = {bool(tokens) for _, tokens, _ in made.lending.factors}
+    assert kinds == ({False, True} if len(os.sched_getaffinity(0)) > 1 else set())
     assert not list(tmp_path.glob("profile-*"))
     more = ("--kv-tier", disk, *drafts, "--accepted", "0.8", "--requests", "4")
     for line in real("plan", "--profile", str(file), "--mixed", "1", *more, "--json").splitlines():
