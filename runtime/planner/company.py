@@ -85,15 +85,18 @@ def lending_times(meter: StepMeter, lender: Lender | None) -> LendingTimes:
     cores take processor time too."""
     if lender is None:
         return LendingTimes()
+    seats, longest, steps = meter.sizes.seats, meter.sizes.step_tokens, 2 * LENT_STEPS
+    rows_of_steps = [one for one in LENT_ROWS if one <= seats and meter.has_room(one, CONTEXT, steps)]
+    chunks = [one for one in LENT_CHUNKS if one <= longest and meter.has_room(1, one, 1)]
     factors, clock = defaultdict[tuple[float, float], list[float]](list), meter.clock
     meter.clock = time.perf_counter
     try:
         for _ in range(ROUNDS):
-            for rows in (one for one in LENT_ROWS if one <= meter.sizes.seats):
-                meter.begin(rows, CONTEXT, 2 * LENT_STEPS)
+            for rows in rows_of_steps:
+                meter.begin(rows, CONTEXT, steps)
                 factors[float(rows), 0.0].append(factor(lender, lambda: meter.step()[1], LENT_STEPS))
                 meter.end()
-            for tokens in (one for one in LENT_CHUNKS if one <= meter.sizes.step_tokens):
+            for tokens in chunks:
                 step = partial(prompt_step, meter, tokens)
                 factors[0.0, float(tokens)].append(factor(lender, step, STEPS[PROMPT]))
     finally:

@@ -27,11 +27,15 @@ class FakeMeter:
     def __init__(self) -> None:
         self.sizes, self.longest, self.rounds = SimpleNamespace(step_tokens=256, seats=8), 2048, 5
         self.clock: Any = time.process_time
+        self.room = 1024
         self.other, self.rows, self.prompts, self.done = REST, 0, 0, list[str]()
 
     @property
     def engine(self) -> Any:
         return SimpleNamespace(has_work=bool(self.rows or self.prompts))
+
+    def has_room(self, rows: int, context: int, steps: int) -> bool:
+        return rows * context <= self.room
 
     def begin(self, rows: int, context: int, steps: int) -> None:
         self.rows = rows
@@ -86,6 +90,8 @@ def test_steps_with_lent_cores_are_compared_with_those_without() -> None:
     assert clocks == {time.perf_counter} and meter.clock is time.process_time
     assert meter.other == REST and made.count(LENT) == made.count(REST)
     assert lending_times(meter, None) == LendingTimes()
+    meter.room = 64
+    assert lending_times(meter, meter) == LendingTimes((expected[0], *expected[2:4]))
 
 
 def test_cores_are_lent_as_workers_of_a_launch_lend_them(tmp_path: Path) -> None:
