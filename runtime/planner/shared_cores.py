@@ -64,6 +64,7 @@ class RunningStep:
     runs beside it, it has `lost` such parts of its time; without the lender it loses the part `borrowed` of it."""
 
     process: CoreProcess
+    place: int
     cores: frozenset[int]
     lost: Mapping[tuple[str, str], float]
     kind: str
@@ -108,13 +109,15 @@ class SharedCores(OwnCores):
         self.steps: dict[int, RunningStep] = {}
         # When each core has done the work of the host that it has.
         self.taken = [0.0] * count
+        # The seconds for which the host's work has held up the steps of each worker: it comes to all alike.
+        self.held = [0.0] * len(self.places)
         # A core of several workers is nobody's to lend.
         self.may_lend = sum(each for each, _ in workers) <= count
 
     def compute(self, process: CoreProcess, place: int, kind: str, seconds: float, lent: float = 1.0) -> float:
         begins = self.world.now()
         cores, lost = self.places[place]
-        step = RunningStep(process, cores, lost, kind, begins, begins)
+        step = RunningStep(process, place, cores, lost, kind, begins, begins)
         if lent < 1.0 and (lender := self.lender_of(place, begins)) is not None:
             step.lender, step.borrowed, seconds = lender, 1.0 - lent, seconds * lent
         took = seconds + self.wait(cores, begins)
@@ -168,8 +171,9 @@ class SharedCores(OwnCores):
                 if one.lender is not None and core in self.places[one.lender][0]:
                     one.hold_up(seconds * one.borrowed)
         elif running:
-            victim = min(running, key=lambda one: one.process.late)
+            victim = min(running, key=lambda one: self.held[one.place])
             victim.hold_up(seconds)
+            self.held[victim.place] += seconds
         for one in running:
             if one is not victim:
                 one.hold_up(seconds * one.lost[one.kind, HOST])

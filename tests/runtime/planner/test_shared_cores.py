@@ -167,6 +167,12 @@ def test_other_work_holds_up_a_step_where_no_core_is_free() -> None:
     assert served == pytest.approx([0.75, 0.625])
 
 
+def test_other_work_holds_up_all_alike_whatever_they_lose_to_each_other() -> None:
+    world, cores, workers = steps(2, 0.0, 0.0, company=CompanyTimes(decode_decode=1.25), others=CompanyTimes())
+    serve(world, cores, 0.5, 0.1, 0.1)
+    assert ends(world, workers) == pytest.approx([1.3, 1.1])
+
+
 def test_a_worker_waits_for_other_work_that_cannot_move() -> None:
     for count, expected in ((2, 1.1), (1, 1.25)):
         world, cores, workers = steps(count, 0.1)
