@@ -72,8 +72,8 @@ class StepTimes:
 @dataclass(frozen=True, slots=True)
 class HostTimes:
     """Milliseconds of a host's own work: of a worker for a turn, for each row of it and each token of a prompt,
-    besides the step; of a proxy for a request, for an event of a stream, and for a token of a prompt; of `pontil
-    bench` for the same. And the seconds of a launch's start."""
+    besides the step; of a proxy for a request, for an event of a stream, for a token of a prompt, and for a turn in
+    which events come; of `pontil bench` for the same. And the seconds of a launch's start."""
 
     worker_turn: float
     worker_row: float
@@ -85,6 +85,8 @@ class HostTimes:
     client_request: float = 0.0
     client_event: float = 0.0
     client_token: float = 0.0
+    proxy_turn: float = 0.0
+    client_turn: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

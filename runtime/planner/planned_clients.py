@@ -13,6 +13,7 @@ class PlannedClients:
         self.cores, self.free_at = cores, 0.0
         times = HostTimes(0.0, 0.0, 0.0, 0.0, 0.0) if host is None else host
         self.request, self.token, self.event = times.client_request, times.client_token, times.client_event
+        self.turn = times.client_turn
 
     def send(self, now: float, prompt_tokens: int) -> tuple[float, float]:
         """Return when a request is begun that could be begun now, and when it leaves."""
@@ -20,8 +21,8 @@ class PlannedClients:
         return begun, self.work(now, self.request + self.token * prompt_tokens)
 
     def hear(self, at: float) -> float:
-        """Return when an event is read that comes at a time."""
-        return self.work(at, self.event)
+        """Return when an event is read that comes at a time: in the turn of others, if that goes on."""
+        return self.work(at, self.event if at <= self.free_at else self.event + self.turn)
 
     def work(self, at: float, milliseconds: float) -> float:
         if not milliseconds:

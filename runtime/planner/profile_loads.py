@@ -28,17 +28,30 @@ class ReplayedLoad(NamedTuple):
 ALONE, REQUESTS = ProfileLoad(1, 4, 64, 32), ProfileLoad(4, 64, 4, 32)
 EVENTS, PROMPTS = ProfileLoad(8, 16, 64, 32), ProfileLoad(4, 12, 4, 512)
 LOADS = (ALONE, REQUESTS, EVENTS, PROMPTS)
+# Turns of a request in which events come, its part of those of several streams: as many as steps in virtual time.
+HEARD = {ALONE: 64.0, REQUESTS: 1.25, EVENTS: 8.25, PROMPTS: 4.25}
 # Times that three unknown ones are solved for in turn.
 TURNS = 50
 
 
-def solved(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the seconds of a request, an event, and a token of a prompt, from those that a process took for each of
-    the loads."""
+class ClientTimes(NamedTuple):
+    """The seconds of a proxy, or of clients: for a request, an event, a token of a prompt, and a turn with events."""
+
+    request: float
+    event: float
+    token: float
+    turn: float
+
+
+def solved(seconds: Sequence[float]) -> ClientTimes:
+    """Return the times of a process from those that it took for each of the loads."""
     each = {load: one / load.requests for load, one in zip(LOADS, seconds, strict=True)}
-    event = max(0.0, (each[EVENTS] - each[REQUESTS]) / (EVENTS.tokens - REQUESTS.tokens))
-    token = max(0.0, (each[PROMPTS] - each[REQUESTS]) / (PROMPTS.prompt - REQUESTS.prompt))
-    return max(0.0, each[REQUESTS] - event * REQUESTS.tokens - token * REQUESTS.prompt), event, token
+    turn = max(0.0, (each[ALONE] - each[EVENTS]) / (HEARD[ALONE] - HEARD[EVENTS]))
+    rest = {load: each[load] - turn * HEARD[load] for load in LOADS}
+    event = max(0.0, (rest[EVENTS] - rest[REQUESTS]) / (EVENTS.tokens - REQUESTS.tokens))
+    token = max(0.0, (rest[PROMPTS] - rest[REQUESTS]) / (PROMPTS.prompt - REQUESTS.prompt))
+    request = max(0.0, rest[REQUESTS] - event * REQUESTS.tokens - token * REQUESTS.prompt)
+    return ClientTimes(request, event, token, turn)
 
 
 class WorkerTimes(NamedTuple):

@@ -74,7 +74,7 @@ class PlannedTrial:
     def __init__(self, site: PlannedSite, load: PlannedLoad, questions: Iterator[Asked]) -> None:
         self.site, self.world, self.load, self.questions = site, site.world, load, questions
         host = self.host = site.model.profile.host
-        self.event_seconds = host.proxy_event * MS
+        self.heard_at = -1.0
         self.clients = PlannedClients(site.cores, host if site.model.has_clients else None)
         self.made = list[PlannedRequest]()
         self.began = self.ended_at = 0.0
@@ -129,7 +129,9 @@ class PlannedTrial:
         for _, event in stream.drain():
             count += len(event.ids) if isinstance(event, Delta) else 0
         if count:
-            self.site.serve(self.event_seconds)
+            # All events of a turn come at its beginning, in virtual time.
+            is_first, self.heard_at = self.heard_at != self.world.time, self.world.time
+            self.site.serve((self.host.proxy_event + (self.host.proxy_turn if is_first else 0.0)) * MS)
             times.arrivals.append(self.clients.hear(self.world.now() + WAY) - self.began)
             times.tokens += count
         if stream.is_over:

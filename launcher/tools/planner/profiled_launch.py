@@ -24,7 +24,7 @@ from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
 from pontil.runtime.planner.device_profile import HostTimes
-from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, solved
+from pontil.runtime.planner.profile_loads import LOADS, ClientTimes, ProfileLoad, solved
 from pontil.runtime.planner.typical_times import TypicalTimes
 
 PROXY, WORKER = re.compile(r"proxy(:\d+)?"), re.compile(r"mixed:0")
@@ -158,12 +158,11 @@ class LaunchMeter:
     def result(self) -> LaunchTimes:
         found = self.times.seconds()
         proxy, workers, client = ([found[name, load] for load in LOADS] for name in MEASURED)
-        (request, event, token), asked = (
-            (1e3 * one for one in solved(proxy)),
-            [round(1e3 * one, 5) for one in solved(client)],
-        )
-        start = round(fmean(self.starts), 1)
-        host = HostTimes(0.0, 0.0, round(request, 4), round(event, 4), start, 0.0, round(token, 5), *asked)
+        ours, theirs = (ClientTimes(*(round(1e3 * one, 5) for one in solved(seconds))) for seconds in (proxy, client))
+        host = HostTimes(
+            0.0, 0.0, ours.request, ours.event, round(fmean(self.starts), 1), 0.0, ours.token,
+            theirs.request, theirs.event, theirs.token, ours.turn, theirs.turn,
+        )  # fmt: skip
         return LaunchTimes(host, workers if self.is_alone else None)
 
 

@@ -3,16 +3,19 @@
 
 import pytest
 
-from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, ReplayedLoad, solved, worker_times
+from pontil.runtime.planner.profile_loads import HEARD, LOADS, ProfileLoad, ReplayedLoad, solved, worker_times
 
 
-def test_loads_tell_the_times_of_a_request_an_event_and_a_token() -> None:
-    seconds = [load.requests * (0.003 + load.tokens * 0.0002 + load.prompt * 0.00001) for load in LOADS]
-    assert solved(seconds) == pytest.approx((0.003, 0.0002, 0.00001))
+def test_loads_tell_the_times_of_a_request_an_event_a_token_and_a_turn() -> None:
+    """One stream has a turn for each event, and eight have one for eight."""
+    each = {load: 0.003 + load.tokens * 0.0002 + load.prompt * 0.00001 for load in LOADS}
+    assert solved([load.requests * each[load] for load in LOADS]) == pytest.approx((0.003, 0.0002, 0.00001, 0.0))
+    seconds = [load.requests * (each[load] + HEARD[load] * 0.0004) for load in LOADS]
+    assert solved(seconds) == pytest.approx((0.003, 0.0002, 0.00001, 0.0004))
 
 
 def test_noise_makes_no_time_negative() -> None:
-    assert solved([0.0, 1.0, 0.1, 0.1]) == pytest.approx((1 / 64, 0.0, 0.0))
+    assert solved([0.0, 1.0, 0.1, 0.1]) == pytest.approx((1 / 64, 0.0, 0.0, 0.0))
 
 
 def took(load: ProfileLoad, steps: int, turn: float, row: float, token: float) -> float:
