@@ -10,10 +10,12 @@ import pytest
 from recorded_profile import small_profile
 from virtual_fork import in_virtual_time
 
-from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes
+from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes, HostTimes
+from pontil.runtime.planner.planned_clients import PlannedClients
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.planned_tiers import TierBlocks
 from pontil.runtime.planner.planned_worker import PlannedModel
+from pontil.runtime.planner.shared_cores import OwnCores
 from pontil.runtime.planner.trial import Asked, PlannedLoad, PlannedTrial
 
 MIXED, MIXED_TWO = PlannedTopology(0, 0, 1, "auto"), PlannedTopology(0, 0, 2, "auto")
@@ -79,6 +81,27 @@ def run(model: PlannedModel, topology: PlannedTopology, load: PlannedLoad, share
     assert not site.world.failures
     site.close()
     return asdict(report)
+
+
+def test_a_turn_of_the_proxy_is_paid_once_for_all_events_that_come_in_it(model: PlannedModel) -> None:
+    """Four streams whose tokens come in one message each have them later by one turn, and not by four."""
+    host = replace(model.profile.host, proxy_turn=5.0)
+    slow = replace(model, profile=replace(model.profile, host=host))
+    load = PlannedLoad(4, 4)
+    quick, late = in_virtual_time(lambda: [run(one, MIXED, load)["requests"] for one in (model, slow)])
+    delays = [
+        later - sooner
+        for one, other in zip(quick, late, strict=True)
+        for sooner, later in zip(one["arrivals"], other["arrivals"], strict=True)
+    ]
+    assert len(delays) == 4 * ANSWER and min(delays) == pytest.approx(0.005, abs=1e-3)
+    assert max(delays) < 0.010
+
+
+def test_clients_pay_a_turn_for_events_that_come_while_they_read_none() -> None:
+    clients = PlannedClients(OwnCores(), HostTimes(0.0, 0.0, 0.0, 0.0, 0.0, client_event=2.0, client_turn=10.0))
+    assert [clients.hear(at) for at in (1.0, 1.001, 2.0)] == pytest.approx([1.012, 1.014, 2.012])
+    assert [PlannedClients(OwnCores(), None).hear(at) for at in (1.0, 1.0)] == [1.0, 1.0]
 
 
 def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
