@@ -34,7 +34,7 @@ HEARD = {ALONE: 64.0, REQUESTS: 1.25, EVENTS: 8.25, PROMPTS: 4.25}
 TURNS = 50
 
 
-class ClientTimes(NamedTuple):
+class ServingTimes(NamedTuple):
     """The seconds of a proxy, or of clients: for a request, an event, a token of a prompt, and a turn with events."""
 
     request: float
@@ -43,7 +43,7 @@ class ClientTimes(NamedTuple):
     turn: float
 
 
-def solved(seconds: Sequence[float]) -> ClientTimes:
+def solved(seconds: Sequence[float]) -> ServingTimes:
     """Return the times of a process from those that it took for each of the loads."""
     each = {load: one / load.requests for load, one in zip(LOADS, seconds, strict=True)}
     turn = max(0.0, (each[ALONE] - each[EVENTS]) / (HEARD[ALONE] - HEARD[EVENTS]))
@@ -51,7 +51,7 @@ def solved(seconds: Sequence[float]) -> ClientTimes:
     event = max(0.0, (rest[EVENTS] - rest[REQUESTS]) / (EVENTS.tokens - REQUESTS.tokens))
     token = max(0.0, (rest[PROMPTS] - rest[REQUESTS]) / (PROMPTS.prompt - REQUESTS.prompt))
     request = max(0.0, rest[REQUESTS] - event * REQUESTS.tokens - token * REQUESTS.prompt)
-    return ClientTimes(request, event, token, turn)
+    return ServingTimes(request, event, token, turn)
 
 
 class WorkerTimes(NamedTuple):

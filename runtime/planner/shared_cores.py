@@ -73,10 +73,10 @@ class RunningStep:
     lender: int | None = None
     borrowed: float = 0.0
 
-    def loses(self, kind: str, cores: frozenset[int], place: int) -> float:
-        """Return the part of its time that it loses to a step of this kind, of the worker of a place."""
-        lost = self.lost[self.kind, kind] if self.cores.isdisjoint(cores) else HALF
-        return lost if place != self.lender else 1.0 - (1.0 - lost) * (1.0 - self.borrowed)
+    def loses(self, other: "RunningStep") -> float:
+        """Return the part of its time that it loses to another step."""
+        lost = self.lost[self.kind, other.kind] if self.cores.isdisjoint(other.cores) else HALF
+        return lost if other.place != self.lender else 1.0 - (1.0 - lost) * (1.0 - self.borrowed)
 
     def hold_up(self, seconds: float) -> None:
         self.until += seconds
@@ -121,9 +121,9 @@ class SharedCores(OwnCores):
         if lent < 1.0 and (lender := self.lender_of(place, begins)) is not None:
             step.lender, step.borrowed, seconds = lender, 1.0 - lent, seconds * lent
         took = seconds + self.wait(cores, begins)
-        for number, other in self.steps.items():
+        for other in self.steps.values():
             if other.until > begins and other.process is not process:
-                mine, theirs = step.loses(other.kind, other.cores, number), other.loses(kind, cores, place)
+                mine, theirs = step.loses(other), other.loses(step)
                 # Each takes longer for as long as the other does.
                 overlap = min((other.until - begins) / (1.0 - theirs), seconds / (1.0 - mine))
                 took += overlap * mine

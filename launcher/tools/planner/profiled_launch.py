@@ -24,7 +24,7 @@ from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
 from pontil.launcher.tools.bench.stream_client import BenchTarget
 from pontil.runtime.planner.device_profile import HostTimes
-from pontil.runtime.planner.profile_loads import LOADS, ClientTimes, ProfileLoad, solved
+from pontil.runtime.planner.profile_loads import LOADS, ProfileLoad, solved
 from pontil.runtime.planner.typical_times import TypicalTimes
 
 PROXY, WORKER = re.compile(r"proxy(:\d+)?"), re.compile(r"mixed:0")
@@ -158,11 +158,12 @@ class LaunchMeter:
     def result(self) -> LaunchTimes:
         found = self.times.seconds()
         proxy, workers, client = ([found[name, load] for load in LOADS] for name in MEASURED)
-        ours, theirs = (ClientTimes(*(round(1e3 * one, 5) for one in solved(seconds))) for seconds in (proxy, client))
-        host = HostTimes(
-            0.0, 0.0, ours.request, ours.event, round(fmean(self.starts), 1), 0.0, ours.token,
-            theirs.request, theirs.event, theirs.token, ours.turn, theirs.turn,
-        )  # fmt: skip
+        times = {
+            f"{name}_{what}": round(1e3 * one, 5)
+            for name, seconds in (("proxy", proxy), ("client", client))
+            for what, one in solved(seconds)._asdict().items()
+        }
+        host = HostTimes(worker_turn=0.0, worker_row=0.0, start_seconds=round(fmean(self.starts), 1), **times)
         return LaunchTimes(host, workers if self.is_alone else None)
 
 
