@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare what `pontil plan` predicts with what clients see of real launches on this machine, which has two cores.
 
-    python scripts/bench_planner.py --profile FILE --model NAME [--repeats 3] [--rows FILE] [--markdown FILE]
+    python scripts/bench_planner.py --profile FILE --model NAME [--rounds 3] [--runs FILE] [--markdown FILE]
 
-Each configuration is predicted from the profile before it is launched. It then has the same load so many times: the
-same requests at the same moments, with other prompts. A figure's median over these counts, and its spread is half the
-distance of their least and greatest. A prediction is good within the goal of its figure, or within twice the spread:
-that cannot be told from noise. Rows of configurations that the file --rows has already are not measured again: a run
-that was broken off goes on. --cases measures some configurations only.
+Each configuration is predicted from the profile before the first is launched. All are then measured so many times, one
+round after the other, so that a machine whose speed goes up and down does it to all alike, and topologies of a load
+are compared over the same time. A load is the same requests at the same moments, with other prompts. A figure's
+median over the rounds counts, and its spread is half the distance of their least and greatest. A prediction is good
+within the goal of its figure, or within twice the spread: that cannot be told from noise. What the file --runs has
+already is not measured again: rounds that were broken off go on. --cases measures some configurations only.
 
 The cores of a virtual machine may be half as fast for seconds. So one stream is measured right before and after each
 run, with nothing beside it: that it takes so many times as long as planned is the machine's speed, by which the run is
@@ -23,6 +24,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,14 +32,14 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 from machine_watch import MachineWatch
-from planner_table import GOALS, SCORE, report
+from planner_table import GOALS, SCORE, report, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -161,38 +163,41 @@ class PlannerBench:
     """The measurements of a command line. The folder is for files of loads and launches."""
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
-        self.given = given
+        self.given, self.folder = given, folder
         self.turns = write_turns(folder / "turns.csv")
         self.words = {"CSV": str(self.turns), "DISK": f"disk:{folder / 'tier'}:1GiB", "DRAFT": str(given.drafts)}
         self.cases = cases(DRAFT_SETS if given.drafts else SETS)
         # No two runs have a prompt in common: a launch has the KV of those before.
         self.seeds = count(1)
-        self.rows: list[dict[str, Any]] = []
-        if given.rows is not None and given.rows.exists():
-            self.rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
+        self.runs: list[dict[str, Any]] = []
+        if given.runs is not None and given.runs.exists():
+            self.runs = [json.loads(line) for line in given.runs.read_text().splitlines()]
 
     def measure(self) -> None:
-        """Measure all configurations that are wanted and not known."""
-        known = {(row["topology"], row["load"]) for row in self.rows}
+        """Measure all configurations that are wanted, in each round that is not known."""
+        known = {(run["topology"], run["load"], run["round"]) for run in self.runs}
         chosen = [self.cases[number] for number in self.given.cases] if self.given.cases else self.cases
-        wanted = [case for case in chosen if case not in known]
+        rounds = [[case for case in chosen if (*case, number) not in known] for number in range(self.given.rounds)]
         # All of them before the first launch: also a profile that lacks something shows now.
-        predicted = {(name, load): self.predict(TOPOLOGIES[name], LOADS[load]) for name, load in wanted}
-        for name in dict.fromkeys(name for name, _ in wanted):
-            self.launch(name, {load: made for (topology, load), made in predicted.items() if topology == name})
+        predicted = {case: self.predict(TOPOLOGIES[case[0]], LOADS[case[1]]) for case in set(chain(*rounds))}
+        for number, left in enumerate(rounds):
+            for name in dict.fromkeys(topology for topology, _ in left):
+                self.launch(name, number, {load: predicted[name, load] for one, load in left if one == name})
 
-    def launch(self, name: str, predicted: Mapping[str, Figures]) -> None:
-        """Measure the loads of which these figures were predicted."""
+    def launch(self, name: str, number: int, predicted: Mapping[str, Figures]) -> None:
+        """Measure in this round the loads of which these figures were predicted."""
         topology = TOPOLOGIES[name]
         alone = self.predict(topology, REFERENCE)
+        # A disk keeps the KV of the launch before.
+        shutil.rmtree(self.folder / "tier", ignore_errors=True)
         words = self.filled(f"{topology.launch} {topology.both}")
         with launched([*words, "--model", self.given.model]) as launch:
             target = BenchTarget(launch.url, name_at(launch.url))
             asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
             for load, figures in predicted.items():
-                runs = list(self.runs(launch, target, LOADS[load], alone))
-                at_speed = [self.predict(topology, LOADS[load], run.slowdown) for run in runs]
-                self.keep(name, load, figures, runs, at_speed)
+                run = self.run(launch, target, LOADS[load], alone)
+                at_speed = self.predict(topology, LOADS[load], run.slowdown)
+                self.keep({"topology": name, "load": load, "round": number}, run, figures, at_speed)
 
     def filled(self, words: str) -> list[str]:
         return [self.words.get(word, word) for word in words.split()]
@@ -210,22 +215,22 @@ class PlannerBench:
         row: Figures = json.loads(done.stdout.splitlines()[0])
         return row
 
-    def runs(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad, alone: Figures) -> Iterator["SeenRun"]:
-        """Yield each run. One stream has these figures where the machine is as fast as when it was profiled."""
+    def run(self, launch: ProfiledLaunch, target: BenchTarget, load: CaseLoad, alone: Figures) -> "SeenRun":
+        """Return a run that others disturbed least. One stream has these figures where the machine is as fast as when
+        it was profiled."""
         until = time.monotonic() + self.given.patience
         before = self.slowdown(launch, target, alone)
-        for _ in range(self.given.repeats):
-            tries = list[SeenRun]()
-            while not tries or (tries[-1].others > self.given.others and time.monotonic() < until):
-                watch = MachineWatch(launch.process.pid)
-                figures = asyncio.run(one_run(target, self.questions(load, next(self.seeds), launch), load))
-                others = watch.others()
-                if load.kills is not None:
-                    wait_until_whole(launch)
-                after = self.slowdown(launch, target, alone)
-                tries.append(SeenRun(figures, others, (before + after) / 2))
-                before = after
-            yield min(tries, key=lambda one: one.others)
+        tries = list[SeenRun]()
+        while not tries or (tries[-1].others > self.given.others and time.monotonic() < until):
+            watch = MachineWatch(launch.process.pid)
+            figures = asyncio.run(one_run(target, self.questions(load, next(self.seeds), launch), load))
+            others = watch.others()
+            if load.kills is not None:
+                wait_until_whole(launch)
+            after = self.slowdown(launch, target, alone)
+            tries.append(SeenRun(figures, others, (before + after) / 2))
+            before = after
+        return min(tries, key=lambda one: one.others)
 
     def slowdown(self, launch: ProfiledLaunch, target: BenchTarget, alone: Figures) -> float:
         # An answer may come sooner by guesses, which are a part of what is compared.
@@ -246,21 +251,15 @@ class PlannerBench:
                 kill_first(launch, load.kills)
             yield question
 
-    def keep(
-        self, topology: str, load: str, predicted: Figures, runs: Sequence["SeenRun"], at_speed: Sequence[Figures]
-    ) -> None:
-        row: dict[str, Any] = {"topology": topology, "load": load}
-        row["others"] = max(round(run.others, 3) for run in runs)
-        row["slowdowns"] = [round(run.slowdown, 3) for run in runs]
-        row["failures"] = sum(run.figures["failures"] for run in runs)
-        for name in (*GOALS, SCORE):
-            measured, adjusted = [run.figures[name] for run in runs], [one[name] for one in at_speed]
-            row[name] = {"predicted": predicted[name], "measured": measured, "predicted_at_speed": adjusted}
-        self.rows.append(row)
-        print(json.dumps(row), flush=True)
-        if self.given.rows is not None:
-            with self.given.rows.open("a") as file:
-                print(json.dumps(row), file=file)
+    def keep(self, of: Mapping[str, Any], run: "SeenRun", predicted: Figures, at_speed: Figures) -> None:
+        seen = {"others": round(run.others, 3), "slowdown": round(run.slowdown, 3), "failures": run.figures["failures"]}
+        figures = {"predicted": predicted, "measured": run.figures, "predicted_at_speed": at_speed}
+        named = {kind: {name: some[name] for name in (*GOALS, SCORE)} for kind, some in figures.items()}
+        self.runs.append({**of, **seen, **named})
+        print(json.dumps(self.runs[-1]), flush=True)
+        if self.given.runs is not None:
+            with self.given.runs.open("a") as file:
+                print(json.dumps(self.runs[-1]), file=file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +308,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", required=True, metavar="FILE")
     parser.add_argument("--model", required=True, metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=3, metavar="COUNT", help="runs of each load")
+    parser.add_argument("--rounds", type=int, default=3, metavar="COUNT", help="runs of each load")
     parser.add_argument("--cases", type=int, nargs="*", metavar="NUMBER", help="some only, from 0 on")
     parser.add_argument("--drafts", metavar="NAME", help="a draft model, to compare with and without it")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="append to it, and leave out what it has")
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="append to it, and leave out what it has")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
     parser.add_argument("--others", type=float, default=0.1, metavar="CORES", help="the most that others may use")
     parser.add_argument("--patience", type=float, default=20.0, metavar="SECONDS")
@@ -320,7 +319,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         bench = PlannerBench(given, Path(folder))
         bench.measure()
-    lines = report(bench.rows, Path(given.profile))
+    lines = report(rows_of(bench.runs), Path(given.profile))
     print("\n".join(lines))
     if given.markdown is not None:
         given.markdown.write_text("\n".join(lines) + "\n")

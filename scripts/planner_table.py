@@ -42,6 +42,19 @@ class ComparedFigures:
         return abs(self.error) <= self.goal or abs(self.predicted - self.measured) <= 2 * self.spread
 
 
+def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each configuration of these runs, in their order, whose figures are those of all its runs."""
+    rows = []
+    for case in dict.fromkeys((run["topology"], run["load"]) for run in runs):
+        some = [run for run in runs if (run["topology"], run["load"]) == case]
+        row: dict[str, Any] = {"topology": case[0], "load": case[1], "slowdowns": [run["slowdown"] for run in some]}
+        for name in (*GOALS, SCORE):
+            measured, at_speed = ([run[kind][name] for run in some] for kind in ("measured", "predicted_at_speed"))
+            row[name] = {"predicted": some[0]["predicted"][name], "measured": measured, "predicted_at_speed": at_speed}
+        rows.append(row)
+    return rows
+
+
 def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str, str]]:
     """Yield for each load with several topologies whether the predicted best is the best, with both names: one that is
     measured to be as good as the best, within the noise, is as well."""
