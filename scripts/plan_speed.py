@@ -49,7 +49,7 @@ def measure(profile: Path, load: str) -> float:
     """Return the tokens of a second of processor time."""
     given = options(["--profile", str(profile), *load.split()])
     profiles = profiles_of([str(profile)], None)
-    predictor, workers = Predictor(profiles, given), named_workers(given, list(profiles))
+    predictor, workers = Predictor(profiles, given, 1.0), named_workers(given, list(profiles))
     assert workers is not None, "each load names its workers"
     topology = predictor.topology(workers)
     began = time.thread_time()

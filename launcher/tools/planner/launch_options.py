@@ -10,6 +10,9 @@ import click
 from pontil.launcher.options.kv_tier_list import kv_tiers
 from pontil.runtime.config.readers import size
 
+# Machines that are so many times as slow as when they were measured.
+LEAST, MOST = 0.01, 100.0
+
 
 def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
     """Return the callback of an option that may be left out and is read as `launch` reads it."""
@@ -21,6 +24,17 @@ def read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
             raise click.BadParameter(str(error), ctx, param) from None
 
     return call
+
+
+def slowdowns(text: str) -> tuple[float, ...]:
+    """Return the numbers of a list, each once. Raises ValueError."""
+    try:
+        numbers = tuple(dict.fromkeys(map(float, text.split(","))))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(LEAST <= one <= MOST for one in numbers):
+        raise ValueError(f"write numbers from {LEAST:g} to {MOST:g}, separated by commas, like 1,1.1")
+    return numbers
 
 
 LAUNCH_OPTIONS = (
@@ -63,10 +77,11 @@ LAUNCH_OPTIONS = (
     ),
     click.Option(
         ["--slowdown"],
-        type=click.FloatRange(0.01, 100),
-        default=1.0,
-        metavar="TIMES",
-        help="Everything takes so many times as long as when the profile was measured.",
+        callback=read_by(slowdowns),
+        default="1",
+        show_default=True,
+        metavar="TIMES,…",
+        help="Everything takes so many times as long as when the profile was measured; each load at each of several.",
     ),
     click.Option(
         ["--balance"],

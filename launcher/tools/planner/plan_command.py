@@ -103,14 +103,16 @@ def plan(files: Sequence[str], model: str | None, replay: bool, **given: Any) ->
 
 def predict(profiles: "Mapping[str, DeviceProfile]", given: dict[str, Any]) -> int:
     """Print the predictions, best first; return the exit code. Raises OptionError."""
-    from pontil.launcher.tools.planner.prediction import Predictor
+    from pontil.launcher.tools.planner.prediction import Predictor, at_each_speed
     from pontil.launcher.tools.planner.topology_search import candidates, ranked
 
     workers = named_workers(given, list(profiles))
     check_cores(list(profiles.values()), given)
     most = () if workers else most_workers(profiles, given["devices"])
-    predictor = Predictor(profiles, given)
-    found = [predictor.rows(one) for one in ([predictor.topology(workers)] if workers else candidates(predictor, most))]
+    predictors = [Predictor(profiles, given, slowdown) for slowdown in given["slowdown"]]
+    # A topology that has time on the slowest machine has time on all.
+    slowest = max(predictors, key=lambda one: one.slowdown)
+    found = [at_each_speed(predictors, one) for one in ([workers] if workers else candidates(slowest, most))]
     best_first = ranked(found, given["share"])
     show([row for rows in best_first for row in rows], as_json=given["as_json"])
     return 1 if fails(best_first[0]) else 0
@@ -119,8 +121,8 @@ def predict(profiles: "Mapping[str, DeviceProfile]", given: dict[str, Any]) -> i
 def fails(rows: "Sequence[Figures]") -> bool:
     """Return whether a topology loses requests of the loads that it is for: of rates that were tried, up to the highest
     within the limits."""
-    most = rows[-1].get("highest_request_rate", inf)
-    return any(row.get("failures") and row.get("request_rate", 0.0) <= (most or inf) for row in rows)
+    most = min((row["highest_request_rate"] or inf for row in rows if "highest_request_rate" in row), default=inf)
+    return any(row.get("failures") and row.get("request_rate", 0.0) <= most for row in rows)
 
 
 def most_workers(profiles: "Mapping[str, DeviceProfile]", devices: Any) -> tuple[int, ...]:
@@ -208,7 +210,7 @@ ABOUT = {
     "cost_per_hour": "cost of an hour", "cost_per_million_tokens": "cost of a million tokens",
     "highest_request_rate": "highest rate within the limits",
     "role_changes": "role changes", "breaks_first": "then breaks", "at_request_rate": "at a rate of",
-    "busiest": "and busiest is",
+    "busiest": "and busiest is", "slowdown": "slowdown",
 }  # fmt: skip
 
 

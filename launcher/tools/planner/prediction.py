@@ -58,12 +58,13 @@ def enter_virtual_time() -> None:
 
 
 class Predictor:
-    """Predicts what clients would see of a topology under the loads of a command line. It has a model for each of some
-    profiles; the proxy is on a host of the first."""
+    """Predicts what clients would see of a topology under the loads of a command line, where everything takes
+    `slowdown` times as long as measured. It has a model for each of some profiles; the proxy is on a host of the
+    first."""
 
-    def __init__(self, profiles: Mapping[str, DeviceProfile], given: dict[str, Any]) -> None:
+    def __init__(self, profiles: Mapping[str, DeviceProfile], given: dict[str, Any], slowdown: float) -> None:
         enter_virtual_time()
-        self.given = given
+        self.given, self.slowdown = given, slowdown
         self.limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
         if given["find_rate"] and not self.limits.given:
             raise OptionError("--find-rate goes by limits: give --ttft-limit, --tpot-limit or --itl-limit.")
@@ -83,7 +84,7 @@ class Predictor:
         """Return the model of workers of a profile. Raises OptionError or ProfileError."""
         given, drafts = self.given, check_draft(profile, self.given)
         return planned_model(
-            with_memory(profile.slower(given["slowdown"]), given["kv_cache_memory"]),
+            with_memory(profile.slower(self.slowdown), given["kv_cache_memory"]),
             cores=given["cores"],
             has_clients=given["clients_here"],
             lend=given["lend_cores"],
@@ -128,6 +129,17 @@ class Predictor:
         """Return the tokens of a prompt and of an answer on average."""
         asked = list(islice(self.make_questions(1), OPEN_LOOP))
         return fmean(len(one.prompt) for one in asked), fmean(one.tokens for one in asked)
+
+
+def at_each_speed(predictors: Sequence[Predictor], workers: WorkerSplit) -> list[Figures]:
+    """Return the figures of so many workers by each predictor. Rows tell its speed if there are several."""
+    made = [(one.slowdown, row) for one in predictors for row in one.rows(one.topology(workers))]
+    return [row if len(predictors) == 1 else at_speed(row, slowdown) for slowdown, row in made]
+
+
+def at_speed(row: Figures, slowdown: float) -> Figures:
+    name = {"load": f"{row['load']}, {slowdown:g} times as slow"} if "load" in row else {}
+    return row | name | {"slowdown": slowdown}
 
 
 def tenants_of(file: Path | None) -> tuple[Tenant, ...]:

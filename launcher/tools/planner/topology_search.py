@@ -9,14 +9,13 @@ from operator import mul
 from pontil.launcher.tools.bench.figures import Figures
 from pontil.launcher.tools.planner.prediction import Predictor
 from pontil.runtime.planner.coarse import CoarseFleet, CoarseModel, MeanRequest, WorkerSplit, splits
-from pontil.runtime.planner.planned_site import PlannedTopology
 
 # Topologies that are simulated.
 SIMULATED = 10
 
 
-def candidates(predictor: Predictor, most: Sequence[int]) -> list[PlannedTopology]:
-    """Return the topologies of up to so many workers of each profile that are worth a simulation: those that have time
+def candidates(predictor: Predictor, most: Sequence[int]) -> list[WorkerSplit]:
+    """Return the ways to use up to so many workers of each profile that are worth a simulation: those that have time
     for the highest rate that is asked for, the cheapest, or those of fewest devices, before those that come closest to
     it."""
     limit, given = predictor.limits.tpot or predictor.limits.itl, predictor.given
@@ -30,7 +29,7 @@ def candidates(predictor: Predictor, most: Sequence[int]) -> list[PlannedTopolog
         rate = fleet.rate(split)
         return rate < wanted, sum(map(mul, split.by_kind, costs)) if rate >= wanted else -rate, -rate
 
-    return [predictor.topology(one) for one in nsmallest(SIMULATED, splits(most), key=rank)]
+    return nsmallest(SIMULATED, splits(most), key=rank)
 
 
 def ranked(found: Sequence[list[Figures]], share: float) -> list[list[Figures]]:
@@ -39,8 +38,8 @@ def ranked(found: Sequence[list[Figures]], share: float) -> list[list[Figures]]:
 
     def rank(rows: list[Figures]) -> tuple[float, ...]:
         last = rows[-1]
-        if "highest_request_rate" in last:
-            return (-(last["highest_request_rate"] or 0.0),)
+        if highest := [row["highest_request_rate"] or 0.0 for row in rows if "highest_request_rate" in row]:
+            return (-min(highest),)
         kept = min(row.get("kept_share", 1.0) for row in rows)
         good = kept >= share and not any(row["failures"] for row in rows)
         output = sum(row.get("output_tokens_per_second", 0.0) for row in rows)

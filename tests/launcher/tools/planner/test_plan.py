@@ -53,7 +53,7 @@ def of_one(profile: DeviceProfile) -> dict[str, DeviceProfile]:
 
 
 def rows_of(given: dict[str, Any], profile: DeviceProfile | None = None) -> list[dict[str, Any]]:
-    predictor = Predictor(of_one(profile or small_profile()), given)
+    predictor = Predictor(of_one(profile or small_profile()), given, given["slowdown"][0])
     return predictor.rows(PlannedTopology(given["prefill"], given["decode"], given["mixed"], given["disagg"]))
 
 
@@ -88,6 +88,25 @@ def test_everything_takes_longer_on_a_machine_that_is_slower() -> None:
     for name in ("ttft_ms_median", "tpot_ms_median", "e2e_ms_p99"):
         assert slow[name] == pytest.approx(3 * known[name], rel=0.05)
     assert slow["output_tokens"] == known["output_tokens"]
+
+
+def test_a_topology_is_ranked_by_the_slowest_of_several_speeds(capfd: pytest.CaptureFixture[str]) -> None:
+    """At the measured speed one worker keeps the limits, and at two thirds of it two do."""
+    words = ("--devices", "2", *LOAD, *LIMITS, "--request-rate", "12", "--json")
+
+    def work() -> Any:
+        return [predict(of_one(small_profile()), options(*words, *more)) for more in ((), ("--slowdown", "1,1.5"))]
+
+    assert in_virtual_time(work) == [0, 0]
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    once, each = [row for row in rows if "slowdown" not in row], [row for row in rows if "slowdown" in row]
+    assert once[0]["server"] == "1 mixed" and once[0]["load"] == "12 requests/s" and once[0]["kept_share"] == 1.0
+    assert each[0]["devices"] == 2 and each[0]["server"] == each[1]["server"]
+    assert [row["load"] for row in each[:2]] == ["12 requests/s, 1 times as slow", "12 requests/s, 1.5 times as slow"]
+    alone = {row["slowdown"]: row for row in each if row["server"] == "1 mixed"}
+    # The same requests: what the load of one speed says is what it says beside another.
+    assert {**alone[1.0], "load": "12 requests/s"} == {**once[0], "slowdown": 1.0}
+    assert alone[1.5]["kept_share"] < 0.9 <= each[1]["kept_share"]
 
 
 def test_idle_workers_lend_their_cores_unless_they_are_told_not_to() -> None:
@@ -233,6 +252,7 @@ def test_flags_of_a_launch_are_words_again() -> None:
         (("--mixed", "1", "--speculative-model", "x"), "needs its times, and the profile has none"),
         (("--mixed", "1", "--accepted", "1.5"), "--accepted"),
         (("--mixed", "1", "--lengths", "no-such-file"), "--lengths: "),
+        *((("--mixed", "1", "--slowdown", one), "write numbers from 0.01 to 100") for one in ("0", "1,", "1e9", "nan")),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(words: tuple[str, ...], reason: str, file: Path) -> None:
