@@ -8,9 +8,9 @@ fail() {
 }
 
 # Print the Python to make virtual environments with: $PYTHON, else the system's if it can, as distributions compile it
-# with profiles of how it runs. One that pyenv compiled without takes 1.4 times as long for the same.
+# for speed (docs/decisions/168-environments-have-the-systems-python.md).
 choose_python() {
-    local system=/usr/bin/python3
+    local system=${1:-/usr/bin/python3}
     if [ -n "${PYTHON:-}" ]; then
         echo "$PYTHON"
     elif "$system" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
