@@ -48,7 +48,8 @@ class Child:
         self.exits: deque[ExitCause] = deque(maxlen=REMEMBERED_EXITS)
         # Those of `plan.workers`, in order, as often as they have ended.
         self.ended_pids: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED_EXITS)
-        self.ever_ready = False
+        # The plan of the process that was last ready.
+        self.proven: ChildPlan | None = None
         # The drain timeout of its last order (None: to serve), whether it is to end for good then, and the number of
         # orders given.
         self.drain: float | None = None
@@ -97,6 +98,15 @@ class Child:
         """Return whether its processes have confirmed their last order."""
         reports = [self.settled.get(worker.name) for worker in self.plan.workers]
         return all(self.order == (0 if report is None else report.order) for report in reports)
+
+    @property
+    def ever_ready(self) -> bool:
+        return self.proven is not None
+
+    @property
+    def has_new_keys(self) -> bool:
+        """Return whether it starts with other keys than those with which it was last ready."""
+        return self.proven is not None and self.proven.config.get("keys") != self.plan.config.get("keys")
 
     @property
     def drain_state(self) -> DrainState:
@@ -171,7 +181,7 @@ class Child:
         driver = self.group.processes[0]
         if self.group.ready and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
-            self.ever_ready, self.ready_at, self.facts = True, now, driver.ready.facts if driver.ready else {}
+            self.proven, self.ready_at, self.facts = driver.plan, now, driver.ready.facts if driver.ready else {}
         for report in reports:
             if isinstance(report, OrderReport):
                 self.settled[process.name] = report

@@ -4,7 +4,7 @@
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,19 +75,29 @@ def secret_in(path: Path, text: bytes) -> str:
     return match[1]
 
 
-def change_keys(path: Path, children: Iterable[Child]) -> str:
+def change_keys(path: Path, children: Collection[Child]) -> str:
     """Read the keys again and return the outcome in words. A running process keeps the keys that it was started with:
-    its connections go on, and no peer is cut off before it has the new keys too."""
+    its connections go on, and no peer is cut off before it has the new keys too. Workers beside a proxy have those that
+    it starts with: before that, a worker that dies would come back with keys that no proxy accepts."""
     try:
         secret = read_key_file(path)
     except OptionError as error:
         return f"the keys stay what they were: {error.message}"
     changed_children = [child for child in children if child.plan.config.get("keys") != secret]
+    has_proxy = any(child.plan.is_proxy for child in children)
     for child in changed_children:
-        child.plan = child.plan.with_keys(secret)
+        if child.plan.is_proxy or not has_proxy:
+            child.plan = child.plan.with_keys(secret)
     if not changed_children:
         return f"the keys in {path} are the ones in use"
     return (
-        f"new keys from {path} for every process that starts from now on; what runs keeps the old ones: once each host "
-        "has read them, restart the proxy, and the workers follow by themselves"
+        f"new keys from {path} for every {'proxy' if has_proxy else 'process'} that starts from now on; what runs "
+        "keeps the old ones: once each host has read them, restart the proxy, and the workers follow by themselves"
     )
+
+
+def follow(proxy: Child, children: Iterable[Child]) -> None:
+    """Have workers start with the keys of a proxy that starts beside them."""
+    for child in children:
+        if not child.plan.is_proxy:
+            child.plan = child.plan.with_keys(proxy.plan.config.get("keys"))

@@ -13,8 +13,9 @@ from pontil.launcher.supervisor.restart_policy import RestartPolicy
 
 
 class Recovery:
-    """Decides by the restart policy and logs it on the console; the child then waits or is given up. One whose model
-    is not needed in memory rests until `models` has it woken."""
+    """Decides by the restart policy and logs it on the console; the child then waits or is given up. One that is
+    refused is given up at once, unless its keys have changed: the proxy may not have these yet. One whose model is not
+    needed in memory rests until `models` has it woken."""
 
     def __init__(self, policy: RestartPolicy, console: Console, models: ModelMemory) -> None:
         self.policy, self.console, self.models = policy, console, models
@@ -35,13 +36,18 @@ class Recovery:
         ):
             name = exit_cause.follower or child.name
             return exit_cause.error(f"{name} could not start: {exit_cause.failure}")
-        delay = None if exit_cause.refused else self.policy.delay([cause.at for cause in child.exits], now)
+        delay = self.delay(child, exit_cause, now)
         child.wait_or_give_up(delay, now)
         what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
         self.console.line(f"{child.name} {exit_cause.describe()}{what_follows}")
         if exit_cause.violent or delay is None:
             self.show_last_words(exit_cause.follower or child.name, exit_cause)
         return None if delay is not None else nobody_serves(child, children)
+
+    def delay(self, child: Child, exit_cause: ExitCause, now: float) -> float | None:
+        if exit_cause.refused:
+            return self.policy.max_delay if child.has_new_keys else None
+        return self.policy.delay([cause.at for cause in child.exits], now)
 
     def show_last_words(self, name: str, exit_cause: ExitCause) -> None:
         self.console.line(f"the last lines of {name} were:" if exit_cause.lines else f"{name} had said nothing")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reload of a running launch on SIGHUP: its keys, and its options, of which only the log level may change."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Reloader:
     ) -> None:
         self.running, self.read, self.variables = running, read, variables
 
-    def reload(self, children: Iterable[Child]) -> list[str]:
+    def reload(self, children: Collection[Child]) -> list[str]:
         """Apply the changes that are possible, to these children and their restarts; return the outcome in words."""
         try:
             new_options = self.read()

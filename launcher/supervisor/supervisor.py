@@ -22,6 +22,7 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.notify import Notifier, NotifyState
 from pontil.launcher.host.oom import OomWatch, kill_counter
 from pontil.launcher.host.service_port import NOTHING, ServicePort
+from pontil.launcher.keys.key_file import follow
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
@@ -271,6 +272,8 @@ class Supervisor:
             self.console.line(f"{child.name} cannot be started ({error.strerror}); trying again")
             child.due = now + self.orders.policy.max_delay
             return
+        if child.plan.is_proxy:
+            follow(child, self.children)
         self.streams.watch(child)
 
     def run_once(self) -> None:
