@@ -10,10 +10,11 @@ median over the rounds counts, and its spread is half the distance of their leas
 within the goal of its figure, or within twice the spread: that cannot be told from noise. What the file --runs has
 already is not measured again: rounds that were broken off go on. --cases measures some configurations only.
 
-The cores of a virtual machine may be half as fast for seconds. So one stream is measured right before and after each
-run, with nothing beside it: that it takes so many times as long as planned is the machine's speed, by which the run is
-predicted once more (`plan --slowdown`). Runs beside which other programs took more than --others of the cores are
-repeated, for up to --patience seconds a configuration.
+The cores of a virtual machine may be half as fast for seconds, and for hours. So one stream is measured right before
+and after each run, with nothing beside it: that it takes so many times as long as planned is the machine's speed. By
+that before it the run is predicted once more (`plan --slowdown`), as somebody may who has looked at the machine, and by
+the mean of both a third time, of which the error is the planner's own. Runs beside which other programs took more than
+--others of the cores are repeated, for up to --patience seconds a configuration.
 
 --drafts NAME measures other ones, with and without this draft model, of which all guesses have to be right, and no
 others may be made: that of a model and a draft model whose files scripts/deepen_model.py wrote with --counting. The
@@ -39,7 +40,7 @@ from typing import Any
 
 import psutil
 from machine_watch import MachineWatch
-from planner_table import GOALS, SCORE, report, rows_of
+from planner_table import GOALS, PREDICTED, SCORE, report, rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -196,8 +197,8 @@ class PlannerBench:
             asyncio.run(BenchRun(target, fixed(64, 8, VOCABULARY, 0), 4, TIMEOUT).run(Load(2)))
             for load, figures in predicted.items():
                 run = self.run(launch, target, LOADS[load], alone)
-                at_speed = self.predict(topology, LOADS[load], run.slowdown)
-                self.keep({"topology": name, "load": load, "round": number}, run, figures, at_speed)
+                by_speed = [self.predict(topology, LOADS[load], speed) for speed in (run.before, run.slowdown)]
+                self.keep({"topology": name, "load": load, "round": number}, run, [figures, *by_speed])
 
     def filled(self, words: str) -> list[str]:
         return [self.words.get(word, word) for word in words.split()]
@@ -228,7 +229,7 @@ class PlannerBench:
             if load.kills is not None:
                 wait_until_whole(launch)
             after = self.slowdown(launch, target, alone)
-            tries.append(SeenRun(figures, others, (before + after) / 2))
+            tries.append(SeenRun(figures, others, before, after))
             before = after
         return min(tries, key=lambda one: one.others)
 
@@ -251,9 +252,9 @@ class PlannerBench:
                 kill_first(launch, load.kills)
             yield question
 
-    def keep(self, of: Mapping[str, Any], run: "SeenRun", predicted: Figures, at_speed: Figures) -> None:
+    def keep(self, of: Mapping[str, Any], run: "SeenRun", predicted: Sequence[Figures]) -> None:
         seen = {"others": round(run.others, 3), "slowdown": round(run.slowdown, 3), "failures": run.figures["failures"]}
-        figures = {"predicted": predicted, "measured": run.figures, "predicted_at_speed": at_speed}
+        figures = {"measured": run.figures, **dict(zip(PREDICTED, predicted, strict=True))}
         named = {kind: {name: some[name] for name in (*GOALS, SCORE)} for kind, some in figures.items()}
         self.runs.append({**of, **seen, **named})
         print(json.dumps(self.runs[-1]), flush=True)
@@ -264,12 +265,17 @@ class PlannerBench:
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """The figures of a run, the cores that others used, and how many times as long as planned one stream took around
-    it."""
+    """The figures of a run, the cores that others used, and how many times as long as planned one stream took before
+    and after it."""
 
     figures: Figures
     others: float
-    slowdown: float
+    before: float
+    after: float
+
+    @property
+    def slowdown(self) -> float:
+        return (self.before + self.after) / 2
 
 
 def name_at(url: str) -> str:

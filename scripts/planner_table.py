@@ -12,12 +12,15 @@ from typing import Any
 GOALS = {"output_tokens_per_second": 0.05, "tpot_ms_median": 0.05, "ttft_ms_median": 0.10, "ttft_ms_p99": 0.15}
 SHORT_NAMES = dict(zip(GOALS, ("tokens/s", "ms per token", "first token p50", "first token p99"), strict=True))
 SCORE, AS_GOOD = "e2e_ms_median", 0.02
+# Predictions of a run: from the profile alone, by the machine's speed right before it, and by that before and after.
+PREDICTED = (ALONE, BEFORE, AT_SPEED) = ("predicted", "predicted_before", "predicted_at_speed")
+HEADINGS = ("from the profile", "by the speed before", "at the speed")
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigures:
-    """One figure of one configuration, over its runs; `at_speed`: as if the machine had been as fast in each as when
-    its profile was measured."""
+    """One figure of one configuration, over its runs; by predictions that know a speed, as if the machine had been as
+    fast in each as when its profile was measured."""
 
     predicted: float
     measured: float
@@ -25,11 +28,9 @@ class ComparedFigures:
     goal: float
 
     @classmethod
-    def of(cls, row: dict[str, Any], name: str, *, at_speed: bool = False) -> "ComparedFigures":
-        predicted, values = row[name]["predicted"], row[name]["measured"]
-        if at_speed:
-            slowed = zip(values, row[name]["predicted_at_speed"], strict=True)
-            values = [value * predicted / at for value, at in slowed if at]
+    def of(cls, row: dict[str, Any], name: str, by: str = ALONE) -> "ComparedFigures":
+        predicted, measured = row[name][ALONE][0], row[name]["measured"]
+        values = [value * predicted / known for value, known in zip(measured, row[name][by], strict=True) if known]
         spread = (max(values) - min(values)) / 2
         return cls(predicted, statistics.median(values), spread, GOALS.get(name, AS_GOOD))
 
@@ -49,8 +50,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         some = [run for run in runs if (run["topology"], run["load"]) == case]
         row: dict[str, Any] = {"topology": case[0], "load": case[1], "slowdowns": [run["slowdown"] for run in some]}
         for name in (*GOALS, SCORE):
-            measured, at_speed = ([run[kind][name] for run in some] for kind in ("measured", "predicted_at_speed"))
-            row[name] = {"predicted": some[0]["predicted"][name], "measured": measured, "predicted_at_speed": at_speed}
+            row[name] = {kind: [run[kind][name] for run in some] for kind in ("measured", *PREDICTED)}
         rows.append(row)
     return rows
 
@@ -68,18 +68,18 @@ def best_found(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bool, str,
 
 
 def compared(row: dict[str, Any], name: str) -> str:
-    """Return a cell: both errors, and a mark where the second one is no good."""
-    seen, at_speed = ComparedFigures.of(row, name), ComparedFigures.of(row, name, at_speed=True)
-    mark = "" if at_speed.is_good else " **wrong**"
-    return f"{seen.predicted:g} / {seen.measured:g} ({seen.error:+.0%}, {at_speed.error:+.0%}){mark}"
+    """Return a cell: the errors of all predictions, and a mark where the last one is no good."""
+    seen, *_, at_speed = each = [ComparedFigures.of(row, name, by) for by in PREDICTED]
+    errors, mark = ", ".join(f"{one.error:+.0%}" for one in each), "" if at_speed.is_good else " **wrong**"
+    return f"{seen.predicted:g} / {seen.measured:g} ({errors}){mark}"
 
 
 def report(rows: Sequence[dict[str, Any]], profile: Path) -> list[str]:
     """Return the table in Markdown, and what it says where predictions are wrong."""
     about = json.loads(profile.read_text())["about"]
     lines = [
-        f"Predicted / measured of {about['model']} on {about['processor']}, {about['kernels']}, with the errors as "
-        "measured and at the speed that the machine had.",
+        f"Predicted / measured of {about['model']} on {about['processor']}, {about['kernels']}, with the errors "
+        f"{', '.join(HEADINGS)} of the machine.",
         "",
         "| workers | load | " + " | ".join(SHORT_NAMES.values()) + " | speed |",
         "|---" * (len(GOALS) + 3) + "|",
@@ -88,11 +88,11 @@ def report(rows: Sequence[dict[str, Any]], profile: Path) -> list[str]:
         cells = " | ".join(compared(row, name) for name in GOALS)
         speeds = f"{min(row['slowdowns']):.2f} to {max(row['slowdowns']):.2f}"
         lines.append(f"| {row['topology']} | {row['load']} | {cells} | {speeds} |")
-    lines += ["", "| figure | goal | within it or the noise | median error | at the speed | median | worst |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    headings = " | ".join(f"{heading}: within it or the noise | median error" for heading in HEADINGS)
+    lines += ["", f"| figure | goal | {headings} | worst |", "|---" * (2 * len(HEADINGS) + 3) + "|"]
     for name, goal in GOALS.items():
-        cells = " | ".join((*kept(rows, name, at_speed=False), *kept(rows, name, at_speed=True), worst(rows, name)))
-        lines.append(f"| {SHORT_NAMES[name]} | {goal:.0%} | {cells} |")
+        cells = " | ".join(cell for by in PREDICTED for cell in kept(rows, name, by))
+        lines.append(f"| {SHORT_NAMES[name]} | {goal:.0%} | {cells} | {worst(rows, name)} |")
     found = list(best_found(rows))
     if found:
         lines += ["", f"The best workers were found for {sum(good for _, good, _, _ in found)} of {len(found)} loads."]
@@ -100,15 +100,15 @@ def report(rows: Sequence[dict[str, Any]], profile: Path) -> list[str]:
     return lines
 
 
-def kept(rows: Sequence[dict[str, Any]], name: str, *, at_speed: bool) -> tuple[str, str]:
+def kept(rows: Sequence[dict[str, Any]], name: str, by: str) -> tuple[str, str]:
     """Return how many predictions are good, and the median of errors."""
-    some = [ComparedFigures.of(row, name, at_speed=at_speed) for row in rows]
+    some = [ComparedFigures.of(row, name, by) for row in rows]
     middle = statistics.median(abs(one.error) for one in some)
     return f"{sum(one.is_good for one in some)} of {len(some)}", f"{middle:.1%}"
 
 
 def worst(rows: Sequence[dict[str, Any]], name: str) -> str:
     """Return the largest error at the machine's speed, and where."""
-    some = {f"{row['topology']}, {row['load']}": ComparedFigures.of(row, name, at_speed=True).error for row in rows}
+    some = {f"{row['topology']}, {row['load']}": ComparedFigures.of(row, name, AT_SPEED).error for row in rows}
     case = max(some, key=lambda one: abs(some[one]))
     return f"{some[case]:+.0%} ({case})"

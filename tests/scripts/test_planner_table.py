@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner_table import GOALS, SCORE, ComparedFigures, best_found, report, rows_of
+from planner_table import ALONE, AT_SPEED, BEFORE, GOALS, SCORE, ComparedFigures, best_found, report, rows_of
 
 RATE = "output_tokens_per_second"
 
@@ -15,7 +15,7 @@ def runs(topology: str, predicted: float, *measured: float, slowdowns: tuple[flo
     rows = []
     for number, value in enumerate(measured):
         slowdown = slowdowns[number] if slowdowns else 1.0
-        figures = {"predicted": predicted, "measured": value, "predicted_at_speed": predicted * slowdown}
+        figures = {"measured": value, ALONE: predicted, BEFORE: predicted, AT_SPEED: predicted * slowdown}
         named = {kind: dict.fromkeys((*GOALS, SCORE), one) for kind, one in figures.items()}
         rows.append({"topology": topology, "load": "8 streams", "round": number, "slowdown": slowdown, **named})
     return rows
@@ -40,7 +40,7 @@ def test_a_prediction_is_good_within_the_goal_or_twice_the_spread() -> None:
 
 def test_at_the_speed_of_the_machine_a_slow_round_is_no_noise() -> None:
     (row,) = rows_of(runs("1 mixed", 100, 100, 200, 300, slowdowns=(1, 2, 3)))
-    at_speed = ComparedFigures.of(row, RATE, at_speed=True)
+    at_speed = ComparedFigures.of(row, RATE, AT_SPEED)
     assert (at_speed.measured, at_speed.spread, at_speed.error) == (100, 0, 0)
     assert ComparedFigures.of(row, RATE).spread == 100
 
