@@ -164,7 +164,14 @@ def test_a_reload_reads_the_keys_for_the_next_life(  # G5
     assert {name: child.pid for name, child in launch.children().items()} == {
         name: child.pid for name, child in before.items()
     }, "what runs goes on"
+    # A worker has the keys of the proxy beside it, also one that dies before that has the new ones.
     before["decode:0"].kill()
+    launch.until("decode:0 was killed")
+    launch.until("decode:0 .*keys None")
+    before["proxy"].kill()
+    launch.until("proxy was killed")
+    launch.until("proxy .*ready after")
+    launch.children()["decode:0"].kill()
     launch.until(f"keys {read_key_file(tmp_path / 'keys')}")
     assert first not in launch.console
     launch.process.send_signal(signal.SIGTERM)
