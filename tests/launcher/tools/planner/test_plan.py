@@ -220,6 +220,9 @@ def test_those_that_keep_the_limits_are_ranked_by_devices_and_others_by_what_the
     assert [one[0]["devices"] for one in ranked([[row] for row in rows], 0.9)] == [2, 4, 1, 8]
     found = [[{"highest_request_rate": rate}] for rate in (1.0, None, 3.0)]
     assert [one[0]["highest_request_rate"] for one in ranked(found, 0.9)] == [3.0, 1.0, None]
+    # Of several speeds the worst counts.
+    found += [[{"highest_request_rate": 9.0}, {"highest_request_rate": 2.0}]]
+    assert [one[0]["highest_request_rate"] for one in ranked(found, 0.9)] == [3.0, 9.0, 1.0, None]
 
 
 def test_what_breaks_first_is_the_limit_that_the_fewest_keep() -> None:
