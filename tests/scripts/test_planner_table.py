@@ -34,6 +34,8 @@ def test_a_prediction_is_good_within_the_goal_or_twice_the_spread() -> None:
         return ComparedFigures.of(row, RATE).is_good
 
     assert is_good(104, 100, 100, 100) and not is_good(106, 100, 100, 100)
+    (noisy,) = rows_of(runs("1 mixed", 120, 90, 100, 110))
+    assert not ComparedFigures.of(noisy, RATE).keeps_goal
     # Half the distance of 90 and 110 is 10.
     assert is_good(120, 90, 100, 110) and not is_good(121, 90, 100, 110)
 
@@ -63,4 +65,4 @@ def test_the_table_marks_what_is_wrong_at_the_speed_of_the_machine(tmp_path: Pat
     lines = report(rows, profile)
     assert lines[0].startswith("Predicted / measured of m on p, k")
     assert [line.count("**wrong**") for line in lines if line.startswith(("| 1 mixed", "| 1P1D"))] == [0, len(GOALS)]
-    assert any(line.startswith("| tokens/s | 5% | 1 of 2 |") for line in lines)
+    assert any(line.startswith("| tokens/s | 5% | 1, 1 of 2 |") for line in lines)
