@@ -231,7 +231,7 @@ class AnswerFrames:
         request = self.expecting(message)
         if request is None:
             self.metrics.dropped.labels("stale").inc()
-        elif request.needs(message.sender):
+        elif self.in_flight.needs(request, message.sender):
             if message.late:
                 self.in_flight.fail(
                     request,

@@ -385,7 +385,8 @@ class Proxy:
             self.leases.lost(worker)
             for request in list(self.requests.values()):
                 # Another stage of its run may have ended it meanwhile.
-                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.contact.drained):
+                is_open, drained = request.id in self.requests, worker.contact.drained
+                if is_open and self.in_flight.needs(request, worker.hello.sender, drained=drained):
                     self.dispatcher.retry(request, reason, cause)
             if cause == DIED:
                 self.dispatcher.cancels.drop(worker.hello.sender)

@@ -109,7 +109,7 @@ class InFlight:
     def model(self) -> str:
         return self.dispatcher.config.served_model_name
 
-    def finish(self, request: Request, last_sender: str) -> None:
+    def finish(self, request: Request, last_sender: str | None = None) -> None:
         """End a request whose answer is complete. Its other worker is told: prefill may have ended the answer alone,
         and what decode told of the end of a pull may have been lost with it."""
         del self.requests[request.id]
@@ -123,13 +123,31 @@ class InFlight:
         request.work.ended(request)
         self.on_finish(request)
 
+    def needs(self, request: Request, incarnation: str, *, drained: bool = False) -> bool:
+        """Return whether a request in flight depends on a worker that has left it. If it does not, what was held for
+        words of this worker is given to its reader."""
+        is_needed = request.needs(incarnation, drained=drained)
+        if not is_needed and request.mailbox.held and request.attempts.phases.get(incarnation) == PREFILL:
+            self.give_held(request)
+        return is_needed
+
+    def give_held(self, request: Request) -> None:
+        """Give the reader of a request what was held for words that will not come."""
+        request.give_held()
+        if request.complete:
+            self.finish(request)
+
     def cancel(self, request: Request) -> None:
         """End a request whose client has disconnected."""
         self.end(request, Unavailable("the request was cancelled"), LEFT)
 
     def fail(self, request: Request, error: PontilError) -> None:
         """End a request that cannot be served. Where it could be later and nobody has heard of it now, it is left to
-        who comes back for it; who is there already is told so."""
+        who comes back for it; who is there already is told so. An answer of which only the end is held is given."""
+        is_whole = not request.unended and request.params.prompt_logprobs is None
+        if is_whole and request.id in self.requests:
+            self.give_held(request)
+            return
         journal = request.journal if request.id in self.requests and isinstance(error, Unavailable) else None
         if journal is not None and journal.await_reader(FAILED):
             request.mailbox.close(error)
@@ -169,7 +187,10 @@ class InFlight:
         self.admissions.of(request).enter_again(request)
         self.books.take_over(request)
         request.work.opened(request)
-        self.dispatcher.enlist(request)
+        if request.unended:
+            self.dispatcher.enlist(request)
+        else:
+            self.give_held(request)
 
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:

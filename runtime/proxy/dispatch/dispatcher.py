@@ -173,7 +173,7 @@ class Dispatcher:
         self.withdraw(request)
         request.recorder.broke(self.clock(), reason)
         request.broke(self.clock(), excused=cause in EXCUSED)
-        if request.trial and request.work.joint is None:
+        if not request.unended or request.trial and request.work.joint is None:
             self.give_up(request, reason)
             return
         if request.attempts.faults >= self.config.max_attempts:

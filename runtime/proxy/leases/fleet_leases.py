@@ -74,7 +74,7 @@ class FleetLeases:
         """Return a wish for a lease, for a request to this group that will be submitted."""
         name = f"{ASKED if must else BESIDE}-{secrets.token_hex(12)}"
         has_room = partial(self.quota.has_room, tokens)
-        return LeaseWish(name, group, owner, seconds, tokens, must, self.wishes, has_room)
+        return LeaseWish(name, group, owner, seconds, tokens, must, self.wishes, has_room, self.disown)
 
     def settle(self, wish: LeaseWish, prefix: PromptPrefix | None) -> None:
         """Extend the lease of this key that there is on the same beginning, so that a repeated turn makes no second

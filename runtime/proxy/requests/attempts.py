@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.accounting.book import stated_count
+from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.requests.answer import AnswerTimes, TokenSource
@@ -132,6 +133,12 @@ class Attempts:
     def route_name(self) -> str:
         """Name of the current or last route."""
         return NO_ROUTE if self.route is None else self.route.name
+
+    @property
+    def has_heard_prompt(self) -> bool:
+        """True once the worker was heard that computes the prompt: its other one may be heard before, of all of the
+        answer."""
+        return PREFILL not in self.phases.values() or any(phase == PREFILL for phase, _ in self.heard)
 
     def expects(self, sender: str, attempt: int) -> bool:
         return attempt == self.number and sender in self.phases

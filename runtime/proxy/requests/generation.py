@@ -70,6 +70,8 @@ class PromptWork(Work):
     def opened(self, request: Request) -> None:
         if self.wish is not None and self.wish.asks:
             self.wish.open(request.entry)
+            # The answer's head says what becomes of it.
+            request.mailbox.held = True
 
     def ended(self, request: Request) -> None:
         if self.wish is not None:

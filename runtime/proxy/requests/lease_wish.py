@@ -7,6 +7,7 @@ from typing import Any
 
 from pontil.runtime.accounting.ledger import LedgerEntry
 
+UNTOLD = "the worker that was to keep the prefix did not say that it does"
 HEADER, REFUSED_HEADER = "x-pontil-lease", "x-pontil-lease-refused"
 
 
@@ -15,7 +16,7 @@ class LeaseWish:
     """A lease of `seconds` on the first `tokens` of a prompt, in a worker of this `group`, for the API key `owner`. If
     it `must` be granted, the request fails where there is no room, and is billed its prompt once it is. It is `granted`
     on so many bytes when a worker says so; else a `reason` says why not. While its request is open, it is in `wishes`.
-    A worker `has_room` for it, by incarnation, as far as is known."""
+    A worker `has_room` for it, by incarnation, as far as is known. `disown` gives up one that nobody was told of."""
 
     id: str
     group: str | None
@@ -25,6 +26,7 @@ class LeaseWish:
     must: bool
     wishes: "dict[str, LeaseWish]" = field(repr=False)
     has_room: Callable[[str], bool] = field(repr=False)
+    disown: "Callable[[LeaseWish], None]" = field(repr=False)
     entry: LedgerEntry | None = None
     granted: int = 0
     reason: str | None = None
@@ -48,7 +50,12 @@ class LeaseWish:
         self.entry, self.wishes[self.id] = entry, self
 
     def close(self) -> None:
+        """Take note that its request has ended. A lease beside an answer that is granted later is released: nobody was
+        told of it."""
         self.wishes.pop(self.id, None)
+        if self.asks and not self.must and not self.granted and self.reason is None:
+            self.disown(self)
+            self.refuse(UNTOLD)
 
     def renew(self, name: str, size: int) -> None:
         """Take note that the lease of this name is on the same, and was extended."""

@@ -281,16 +281,10 @@ class Request:
         self.entry.begin(number, phases, [len(answer.ids) for answer in self.answers])
         for worker, choice in ((worker, choice) for worker in phases for choice in self.answers):
             self.attempts.sources[worker, choice.number] = TokenSource(
-                choice,
-                number,
-                self.mailbox,
-                self.times,
-                self.recorder.gaps,
-                self.entry,
-                self.entry.shares[number, worker, choice.number],
-                self.account.choices[choice.number].attempts[number],
+                choice, number, self.mailbox, self.times, self.recorder.gaps, self.entry,
+                self.entry.shares[number, worker, choice.number], self.account.choices[choice.number].attempts[number],
                 self.is_clients and not self.ticket.is_line,
-            )
+            )  # fmt: skip
 
     def broke(self, now: float, *, excused: bool = False) -> None:
         """End an attempt that broke; `excused` if no worker failed, and the same workers may serve the next."""
@@ -341,18 +335,18 @@ class Request:
         self.attempts.heard.add((phase, choice.number))
         self.times.note_queue(frame.queue_seconds, now)
         self.reports.note_pull(frame, self.times, now)
+        self.prompt_logprobs = frame.prompt_logprobs or self.prompt_logprobs
         has_ended = choice.reason is not None
         num_cached = frame.cached_tokens if frame.first_cached_tokens is None else frame.first_cached_tokens
         self.account.accept(
             self.attempts.number, phase, 0 if has_ended else len(new), frame.generated_tokens, num_cached, choice.number
         )
+        if self.mailbox.held and self.attempts.has_heard_prompt:
+            self.give_held()
         if has_ended:
             self.entry.settle(booked_tokens, 0, AFTER_END)
             return 0
         reason = self.account.finish_reason(frame.finish_reason, choice.number)
-        if frame.prompt_logprobs:
-            self.prompt_logprobs = frame.prompt_logprobs
-            self.mailbox.release()
         delivered_tokens = source.deliver(new, booked_tokens, now, reason, frame.stop_match, ShownLogits.of(frame))
         self.work.take_codes(frame, len(new), delivered_tokens)
         if reason is not None:
@@ -378,11 +372,17 @@ class Request:
     def end_choice(self, choice: Choice, phase: str, reason: str, stop_match: str | None) -> None:
         choice.reason, choice.stop_match = reason, stop_match
         self.account.ended_by(self.attempts.number, phase, choice.number)
-        end = None if self.unended else self.finished(str(self.answers[0].reason))
+        end = None if self.unended or self.mailbox.held else self.finished(str(self.answers[0].reason))
         self.mailbox.end_choice(choice.number, reason, choice.stop_reason if reason == "stop" else None, end)
 
     def finished(self, reason: str) -> Finished:
         return Finished(reason, self.account.usage, self.attempts.route_name)
+
+    def give_held(self) -> None:
+        """Give the reader what was held until more is known of the prompt, and the end of a whole answer."""
+        self.mailbox.release()
+        if not self.unended:
+            self.mailbox.close(self.finished(str(self.answers[0].reason)))
 
     def end_at_once(self, sender: str, label: str) -> None:
         """End a request that was answered otherwise than by tokens. Its one choice has this label."""
