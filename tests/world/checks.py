@@ -28,6 +28,7 @@ from followed_leases import a_lease_that_moves_is_billed_once
 from gates import a_gate_tells_right_from_wrong
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
+from kept_turns import a_lease_that_no_answer_named_is_held_by_nobody
 from lease_clients import a_leased_token_is_hit_or_refunded, byte_seconds_are_conserved, of_leases
 from operators import (
     NEW_KEYS,
@@ -322,6 +323,7 @@ CHECKS: tuple[Check, ...] = (
     byte_seconds_are_conserved,
     a_lease_that_moves_is_billed_once,
     receipts_are_true,
+    a_lease_that_no_answer_named_is_held_by_nobody,
     *ADAPTER_CHECKS,
     nobody_waits_past_a_deadline,
     one_token_comes_soon_beside_many,

@@ -42,6 +42,8 @@ class ClientConnection(asyncio.Transport):
         self.closing = self.lost = self.left = self.ended = False
         assert process.loop.factory is not None, "the proxy does not listen yet"
         self.protocol: Any = None
+        # Its place among those of the process.
+        self.opened = world.now(), len(process.at_death)
         process.at_death.append(self.end)
         process.call(self.open)
 

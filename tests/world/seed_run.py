@@ -24,6 +24,7 @@ from gates import BEFORE, GateOperator
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
+from kept_turns import KeptTurns
 from lease_clients import LeaseClients
 from link_faults import SeedFault
 from load import LoadShape, shaped, wishes
@@ -109,6 +110,7 @@ class SeedRun:
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
         followed = followed_leases(world, self.dialer, self.site, self.made, self.ended)
+        self.kept = KeptTurns(world, self.dialer, plan.kept, self.ended)
         self.leases = LeaseClients(world, self.dialer, self.ended, followed)
         self.watch = SeedWatch(self)
         self.wishes = self.wished(shape)
@@ -184,6 +186,7 @@ class SeedRun:
         self.batch.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.plan.staged is None and not self.plan.tenants:
             self.leases.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
+            self.kept.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
             self.receipts.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
             self.adapters.plan_all(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.gate is not None:

@@ -97,12 +97,12 @@ class ProxyProcess(LoopProcess):
         """End the server as sanic does once its loop has stopped, and exit."""
         await server.before_stop()
         self.listens = False
-        for connection in list(server.connections):
+        for connection in in_order(server.connections):
             connection.close_if_idle()
         latest = self.loop.time() + server.app.config.GRACEFUL_SHUTDOWN_TIMEOUT
         while server.connections and self.loop.time() < latest:
             await asyncio.sleep(LOOK)
-        for connection in list(server.connections):
+        for connection in in_order(server.connections):
             connection.abort()
         assert self.proxy is not None
         log = self.proxy.books.log
@@ -134,6 +134,11 @@ class ProxyProcess(LoopProcess):
         if self.service is not None:
             for line in commands.read():
                 self.call(self.service.obey, json.loads(line))
+
+
+def in_order(connections: set[Any]) -> list[Any]:
+    """Return connections as they were opened: sanic has them in a set, whose order is that of addresses in memory."""
+    return sorted(connections, key=lambda connection: connection.transport.opened)
 
 
 def waiting_rows(log: UsageLog | None) -> set[str]:

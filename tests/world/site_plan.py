@@ -91,6 +91,8 @@ class SitePlan:
     kept_kv: int = -1
     # Keys between two hosts: 1 with them, 0 without. Less: some seeds have them.
     keys: int = -1
+    # Chats whose prompts are to be leased beside their answers.
+    kept: int = 0
     # Processes of each worker; None: most seeds have one, some have several, and then one host and no tiers.
     prefill_ranks: int | None = None
     decode_ranks: int | None = None

@@ -26,11 +26,18 @@ PLANTED = {
     "lease-that-follows-is-longer": (14, "a_lease_that_moves_is_billed_once"),
     "lease-of-another-proxy-is-released": (25, "a_lease_that_moves_is_billed_once"),
     "both-of-two-holders-let-go": (57, "one_worker_has_a_lease"),
+    "answer-ends-before-its-lease-is-known": (19, "an_answer_says_if_its_prompt_is_leased"),
+    "lease-is-pulled-from-who-is-on-trial": (20, "who_is_refused_serves_nobody"),
 }
 # Workers that die, and whose links are cut, with proxies that hear of it in any order; and what takes these.
 TORN: tuple[str, ...] = ("--prefill", "0", "--decode", "0", "--mixed", "3", "--proxies", "3", "--adapters", "0")
 TORN += ("--requests", "6", "--faults", "12", "--changes", "1", "--kinds", "cut,silence,flap,kill")
-MORE: dict[str, tuple[str, ...]] = {"lease-of-another-proxy-is-released": TORN, "both-of-two-holders-let-go": TORN}
+# Chats of pairs, whose leases come beside their answers.
+BESIDE = ("--kept", "30", "--prefill", "2", "--decode", "2", "--mixed", "0")
+MORE: dict[str, tuple[str, ...]] = {
+    "lease-of-another-proxy-is-released": TORN, "both-of-two-holders-let-go": TORN,
+    "answer-ends-before-its-lease-is-known": BESIDE, "lease-is-pulled-from-who-is-on-trial": BESIDE,
+}  # fmt: skip
 
 
 @pytest.mark.long

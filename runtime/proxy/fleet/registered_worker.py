@@ -67,7 +67,8 @@ class Contact:
     did not take and the next one that is heard of it, `confirmed` once the supervisor's table has shown it, and
     `stated` once a heartbeat has told of its load and room. It was the `last` one if the worker said that it leaves for
     good. The worker was `drained` when it left: prompts that it computed lie with their decode workers, which tell if
-    they do not."""
+    they do not. One that comes drained `is_proved` once it takes requests: until then it may be tried at a gate, and
+    nothing that it computes is for anybody else."""
 
     last_heard: float
     reachable: bool = True
@@ -75,6 +76,7 @@ class Contact:
     stated: bool = False
     last: bool = False
     drained: bool = False
+    is_proved: bool = True
 
 
 @dataclass(slots=True)

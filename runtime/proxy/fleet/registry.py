@@ -207,9 +207,8 @@ class Registry:
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = RegisteredWorker(
-            message, Contact(now), counters, {}, leaving=message.draining, group=self.key_of(message)
-        )
+        contact = Contact(now, is_proved=not message.draining)
+        worker = RegisteredWorker(message, contact, counters, {}, leaving=message.draining, group=self.key_of(message))
         worker.free_blocks = worker.capacity
         worker.recent = self.even_share(worker)
         worker.contact.confirmed = any(
@@ -292,7 +291,7 @@ class Registry:
         if worker.role != before:
             # Its work until now is of another kind, and counts neither for nor against it.
             worker.recent = self.even_share(worker)
-        worker.leaving = draining
+        worker.leaving, worker.contact.is_proved = draining, worker.contact.is_proved or not draining
         self.version += 1
 
     def kept_role(self, worker: RegisteredWorker, role: str) -> str:

@@ -76,7 +76,8 @@ class LeaseMoves:
             return
         tried = self.tries.setdefault(view.id, Counter())[target.hello.sender]
         pair = Route(source.load_with(view.tokens), target.load)
-        pulls = not tried and not pair.is_cut and view.tokens + PULLED_TOKENS <= target.context
+        can_hand_over = source.contact.is_proved and not pair.is_cut
+        pulls = not tried and can_hand_over and view.tokens + PULLED_TOKENS <= target.context
         route = pair if pulls else Route.alone(target.load)
         view.target, self.open[view.id] = target.hello.sender, view
         self.try_at(route, ticket_of(view), self.work(view, pulls))

@@ -81,6 +81,19 @@ def test_a_lease_moves_from_a_worker_that_drains(made: ScriptedSite, tmp_path: P
         eventually(lambda: all(one.equal for one in audit(database, live)), "equal books")
 
 
+def test_nothing_is_pulled_from_a_worker_that_has_yet_to_serve(made: ScriptedSite) -> None:
+    """The next process of its worker holds the lease again, and waits for the verdict of a gate: another worker
+    computes the prompt."""
+    holder, other, name = two_workers(made)
+    holder.fall_silent(made.proxy.registry)
+    tried = LeasingWorker(made.endpoint, holder.name, made.tokenizer, (5,), role="mixed", draining=True).ready(1000)
+    made.workers.append(tried)
+    tried.start()
+    eventually(lambda: name in other.leases and not tried.leases, "the move")
+    assert tried.submits.empty() and other.submits.get().phase == "whole"
+    assert shown(made, name)["state"] == "held"
+
+
 @pytest.mark.parametrize(("start", "adapted"), [(20, ("5a" * 32, 20)), (31, ("5a" * 32, 31)), (32, ("", 0))])
 def test_a_lease_moves_with_the_start_of_its_adapter(made: ScriptedSite, start: int, adapted: tuple[str, int]) -> None:
     """Its prompt is cut at a block: within the tokens that activate the adapter, or before them."""
