@@ -17,6 +17,8 @@ MOST_BYTES = 1 << 22
 MOST_POINTS = 10_000
 # The most times as long that a step takes beside others, or without lent cores.
 MOST_TIMES = 1000
+# The most that the times of steps of a kind vary.
+MOST_VARIATION = 1.0
 MADE_BY = "`pontil profile` makes one"
 
 # Numbers that belong together: sizes first, milliseconds last.
@@ -63,10 +65,13 @@ class WorkerSizes:
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Times as they were measured. Of steps: rows that decode, positions that they read, prompt tokens, positions that
-    these read, milliseconds. Of pulls: blocks, milliseconds."""
+    these read, milliseconds. Of pulls: blocks, milliseconds. Steps that decode only, and those with prompt tokens, vary
+    so much from one to the next of their kind: the standard deviation of the logarithm."""
 
     steps: Points
     pulls: Points
+    decode_variation: float = 0.0
+    prompt_variation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,8 @@ class DeviceProfile:
     def slower(self, times: float) -> "DeviceProfile":
         """Return the profile of a device that needs so many times as long for everything."""
         host, disk = HostTimes(**multiplied(self.host, times)), DiskTimes(**multiplied(self.disk, times))
-        made = StepTimes(slower_points(self.times.steps, times), slower_points(self.times.pulls, times))
+        steps, pulls = slower_points(self.times.steps, times), slower_points(self.times.pulls, times)
+        made = replace(self.times, steps=steps, pulls=pulls)
         guesses, reads = slower_points(self.draft.guesses, times), slower_points(self.draft.reads, times)
         draft = replace(self.draft, guesses=guesses, reads=reads)
         return replace(self, times=made, host=host, disk=disk, draft=draft)
@@ -254,6 +260,8 @@ def check_sizes(profile: DeviceProfile) -> None:
     about = profile.about
     if min(sizes.max_model_len, sizes.blocks - 1, sizes.seats, sizes.step_tokens, about.cores, about.ranks) < 1:
         raise ProfileError(f"its sizes are those of no worker: {MADE_BY}")
+    if max(profile.times.decode_variation, profile.times.prompt_variation) > MOST_VARIATION:
+        raise ProfileError(f"its steps of a kind vary by more than {MOST_VARIATION:g}: {MADE_BY}")
     if any(not 1.0 / MOST_TIMES <= factor <= 1.0 for *_, factor in profile.lending.factors):
         raise ProfileError(f"its factors of lent cores are not above 0 and up to 1: {MADE_BY}")
     if max(asdict(profile.company).values()) > MOST_TIMES:

@@ -29,7 +29,7 @@ from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.builtin import resolve_model
-from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes, Points, ProfiledModel, WorkerSizes
+from pontil.runtime.planner.device_profile import DiskTimes, DraftTimes, Points, ProfiledModel, StepTimes, WorkerSizes
 from pontil.runtime.planner.step_costs import StepWork
 from pontil.runtime.planner.typical_times import TypicalTimes
 from pontil.runtime.probe.processor_name import processor_name
@@ -99,15 +99,17 @@ class StepMeter:
         self.vocabulary = machine.config.vocab_size
         self.longest = machine.config.max_model_len
 
-    def measure(self, between: Callable[[], object]) -> Points:
-        """Return a point for each kind of step. Between the passes something else is done."""
+    def measure(self, between: Callable[[], object]) -> StepTimes:
+        """Return a point for each kind of step, and no pulls. Between the passes something else is done."""
         times = TypicalTimes[StepWork]()
         for number in range(PASSES):
             if number:
                 between()
             self.tell(f"steps, pass {number + 1} of {PASSES}")
             times.add((*self.decode_steps(), *self.prompt_steps(), *self.mixed_steps()))
-        return tuple(point(work, seconds) for work, seconds in times.seconds().items())
+        steps = tuple(point(work, seconds) for work, seconds in times.seconds().items())
+        decode, prompt = times.variation(lambda work: not work.tokens), times.variation(lambda work: work.tokens > 0)
+        return StepTimes(steps, (), round(decode, 4), round(prompt, 4))
 
     def decode_steps(self) -> Iterator[tuple[StepWork, float]]:
         """Yield steps of each number of rows and context, all as the first of them."""

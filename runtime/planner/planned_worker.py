@@ -93,6 +93,9 @@ class CostedRunner:
         self.costs, self.host = model.costs, model.profile.host
         self.busy, self.most_blocks = 0.0, 0
         self.chance = self.world.random("guesses")
+        times = model.profile.times
+        self.variation = {DECODE: times.decode_variation, PROMPT: times.prompt_variation}
+        self.luck = self.world.random(f"steps/{place.number}")
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
@@ -115,7 +118,10 @@ class CostedRunner:
         return sampled
 
     def compute(self, kind: str, alone: float, lent: float = 1.0) -> None:
-        """Let pass what takes so many seconds on cores of its own, and this part of them with lent ones too."""
+        """Let pass what takes so many seconds on cores of its own, and this part of them with lent ones too: in the
+        mean, as steps of a kind vary. If they did not, streams that once end together would do so for ever."""
+        if variation := self.variation[kind]:
+            alone *= self.luck.lognormvariate(-variation * variation / 2, variation)
         seconds = self.place.cores.compute(self.process, self.place.number, kind, alone, lent)
         self.world.spend(seconds)
         self.busy += seconds

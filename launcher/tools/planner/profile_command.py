@@ -118,7 +118,7 @@ def measured(worker: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Seq
 def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores: Sequence[int]) -> "DeviceProfile":
     """Measure a worker's own engine in this process, and in one for each further rank. Raises ModelError."""
     from pontil.runtime.planner.company import company_times, lender_at, lending_times
-    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, LendingTimes, StepTimes
+    from pontil.runtime.planner.device_profile import CompanyTimes, DeviceProfile, DiskTimes, LendingTimes
     from pontil.runtime.planner.measuring import (
         StepMeter,
         about,
@@ -146,7 +146,7 @@ def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores
             tell("steps with lent cores")
             lending = lending_times(meter, lender_at(others, worker))
         tell("pulls of KV blocks")
-        times = StepTimes(steps, measure_pulls(machine))
+        times = replace(steps, pulls=measure_pulls(machine))
         if worker.kv_tier_disk is not None:
             tell("blocks on the disk")
             disk = measure_disk(worker, machine)

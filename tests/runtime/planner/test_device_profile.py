@@ -73,6 +73,7 @@ def test_a_change_behind_the_digest_is_seen() -> None:
         (lambda told: told["times"].update(pulls=[[1, 2, 3]]), "each of 2 numbers"),
         (lambda told: told["times"].update(pulls=[[1, True]]), "each of 2 numbers"),
         (lambda told: told.update(times=[]), "has not the fields"),
+        (lambda told: told["times"].update(prompt_variation=1.5), "steps of a kind vary by more than 1: "),
         (lambda told: told.update(draft={"model": "smaller"}), "no steps of smaller, which guesses"),
         (lambda told: told.update(draft={"model": "x", "guesses": [[1, 0, 1]]}), "no steps of x, which guesses"),
         (

@@ -54,7 +54,7 @@ class TimedRunner:
 SIZES = WorkerSizes(2048, 16, 4096, 1024, 1 << 20, 16, 256, 64)
 
 
-def measured(sizes: WorkerSizes, slow: frozenset[int] = frozenset()) -> tuple[Points, list[str]]:
+def measured(sizes: WorkerSizes, slow: frozenset[int] = frozenset()) -> tuple[StepTimes, list[str]]:
     """Measure an engine of this size, and note what is done in order. In the `slow` passes all takes twice as long."""
     runner, told = TimedRunner(), list[str]()
     config = WorkerConfig(
@@ -81,7 +81,8 @@ def works(points: Points) -> list[StepWork]:
 
 
 def test_every_point_is_the_time_of_its_step_and_both_kinds_are_there() -> None:
-    points, told = measured(SIZES)
+    times, told = measured(SIZES)
+    points = times.steps
     assert told == ["pass", *["between", "pass"] * (PASSES - 1)]
     for work, (*_, found) in zip(works(points), points, strict=True):
         assert found == pytest.approx(milliseconds(work), rel=1e-3)
@@ -91,8 +92,8 @@ def test_every_point_is_the_time_of_its_step_and_both_kinds_are_there() -> None:
 
 
 def test_a_profile_predicts_the_steps_of_the_machine_that_it_was_made_of() -> None:
-    points, _ = measured(SIZES)
-    costs = StepCosts(StepTimes(points, PULLS))
+    times, _ = measured(SIZES)
+    costs = StepCosts(replace(times, pulls=PULLS))
     for work in (StepWork(3, 900.0, 0, 0.0), StepWork(0, 0.0, 100, 50 * 100.0), StepWork(2, 400.0, 40, 40 * 300.0)):
         assert costs.step(work) * 1e3 == pytest.approx(milliseconds(work), rel=0.02)
 
@@ -100,8 +101,8 @@ def test_a_profile_predicts_the_steps_of_the_machine_that_it_was_made_of() -> No
 def test_a_pass_in_which_the_machine_is_slower_counts_as_one_of_all() -> None:
     usual, _ = measured(SIZES)
     slower, _ = measured(SIZES, frozenset({1}))
-    assert works(usual) == works(slower)
-    for (*_, one), (*_, other) in zip(usual, slower, strict=True):
+    assert works(usual.steps) == works(slower.steps)
+    for (*_, one), (*_, other) in zip(usual.steps, slower.steps, strict=True):
         assert other == pytest.approx(one * (PASSES + 1) / PASSES, rel=1e-3)
 
 
@@ -109,8 +110,9 @@ def test_a_pass_in_which_the_machine_is_slower_counts_as_one_of_all() -> None:
 def test_sizes_in_which_little_fits_are_measured_too(sizes: WorkerSizes) -> None:
     """A prompt beside rows may need a second step, where it is as long as one, and a worker of one seat has no rows
     beside a prompt."""
-    points, _ = measured(sizes)
-    StepCosts(StepTimes(points, PULLS))
+    times, _ = measured(sizes)
+    points = times.steps
+    StepCosts(replace(times, pulls=PULLS))
     both = [work for work in works(points) if work.rows and work.tokens]
     assert bool(both) is (sizes.seats > 1)
     for work, (*_, found) in zip(works(points), points, strict=True):

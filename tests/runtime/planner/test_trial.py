@@ -104,6 +104,21 @@ def test_clients_pay_a_turn_for_events_that_come_while_they_read_none() -> None:
     assert [PlannedClients(OwnCores(), None).hear(at) for at in (1.0, 1.0)] == [1.0, 1.0]
 
 
+def test_steps_vary_about_their_means_as_the_seed_decides(model: PlannedModel) -> None:
+    """Streams of two workers that began together part in time, and none takes longer on the average."""
+    times = replace(model.profile.times, decode_variation=0.1, prompt_variation=0.2)
+    varied = replace(model, profile=replace(model.profile, times=times))
+
+    def work() -> list[dict[str, Any]]:
+        return [run(one, MIXED_TWO, PlannedLoad(64, 8)) for one in (model, varied, varied)]
+
+    even, uneven, again = in_virtual_time(work)
+    assert uneven == again and uneven["seconds"] == pytest.approx(even["seconds"], rel=0.05)
+    waits = [sorted(one["arrivals"][0] - one["sent"] for one in some["requests"][-16:]) for some in (even, uneven)]
+    alike, unlike = (some[11] - some[4] for some in waits)
+    assert unlike > 3 * alike
+
+
 def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
     """One fork tries what each test of its own would pay for."""
 
