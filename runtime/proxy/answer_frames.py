@@ -231,7 +231,7 @@ class AnswerFrames:
         request = self.expecting(message)
         if request is None:
             self.metrics.dropped.labels("stale").inc()
-        elif self.in_flight.needs(request, message.sender):
+        elif self.in_flight.left_by(request, message.sender):
             if message.late:
                 self.in_flight.fail(
                     request,

@@ -386,7 +386,7 @@ class Proxy:
             for request in list(self.requests.values()):
                 # Another stage of its run may have ended it meanwhile.
                 is_open, drained = request.id in self.requests, worker.contact.drained
-                if is_open and self.in_flight.needs(request, worker.hello.sender, drained=drained):
+                if is_open and self.in_flight.left_by(request, worker.hello.sender, drained=drained):
                     self.dispatcher.retry(request, reason, cause)
             if cause == DIED:
                 self.dispatcher.cancels.drop(worker.hello.sender)

@@ -123,13 +123,13 @@ class InFlight:
         request.work.ended(request)
         self.on_finish(request)
 
-    def needs(self, request: Request, incarnation: str, *, drained: bool = False) -> bool:
-        """Return whether a request in flight depends on a worker that has left it. If it does not, what was held for
-        words of this worker is given to its reader."""
-        is_needed = request.needs(incarnation, drained=drained)
-        if not is_needed and request.mailbox.held and request.attempts.phases.get(incarnation) == PREFILL:
+    def left_by(self, request: Request, incarnation: str, *, drained: bool = False) -> bool:
+        """Take note that a worker has left a request; return whether the attempt is broken by that. If it is not, what
+        was held for words of this worker is given to its reader."""
+        is_broken = request.needs(incarnation, drained=drained)
+        if not is_broken and request.mailbox.held and request.attempts.phases.get(incarnation) == PREFILL:
             self.give_held(request)
-        return is_needed
+        return is_broken
 
     def give_held(self, request: Request) -> None:
         """Give the reader of a request what was held for words that will not come."""
