@@ -26,8 +26,7 @@ MOST_SHOWN = 5
 SIZES = (
     "--prefill", "--decode", "--mixed", "--proxies", "--embed", "--rerank", "--stages", "--requests", "--faults",
     "--changes", "--hosts", "--tiers", "--keys", "--kept-kv", "--prefill-ranks", "--decode-ranks",
-    "--data-parallel", "--gates", "--adapters", "--swaps",
-    "--kept",
+    "--data-parallel", "--gates", "--adapters", "--swaps", "--kept",
 )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ MOST_TRIES = 12
 
 
 class KeptTurn(AnswerTaker):
-    """The client of one chat. The answer's head `named` a lease, which it releases. An answer `was_lost` that may have
-    named one as well."""
+    """The client of one chat. The answer's head `named` a lease, which it releases. What `was_lost` may be a lease
+    too: an answer that did not come may have named one, and a release may have reached nobody."""
 
     def __init__(self, world: SeededWorld, dialer: Dialer, number: int, ended: Callable[[], None]) -> None:
         self.world, self.dialer, self.number, self.ended = world, dialer, number, ended
@@ -55,10 +55,12 @@ class KeptTurn(AnswerTaker):
         self.pending = connection.ask(self, f"{method} {path} HTTP/1.1\r\n{lines}".encode() + data)
 
     def again(self) -> None:
-        self.was_lost = True
+        if self.named is None:
+            self.was_lost = True
         if self.tries < MOST_TRIES:
             self.world.after(LOOK, self.begin if self.named is None else self.let_go)
         else:
+            self.was_lost = True
             self.world.after(0.0, self.ended)
 
     def let_go(self) -> None:

@@ -2,7 +2,7 @@
 """Answers whose last token is here before a word of the worker that computed the prompt, which only that one can say:
 what becomes of a lease, and the logprobs of the prompt. The two workers have connections of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ Ask = Callable[..., Future[HttpAnswer]]
 class LateWorker(LeasingWorker):
     """A prefill worker whose words about a request come when a test says so."""
 
-    kept: list[Message]
+    kept: Sequence[Message] = ()
 
 
 def keeping(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
@@ -65,7 +65,7 @@ def ask(made: ScriptedSite, late: LateWorker) -> Iterator[Ask]:
             answer = pool.submit(made.ask, "POST", path, body)
             eventually(lambda: made.proxy.requests, "the request")
             (request,) = made.proxy.requests.values()
-            eventually(lambda: not request.unended, "the last token")
+            eventually(lambda: not request.unended and late.kept, "the last token, and the prompt at its worker")
             assert not answer.done() and request.id in made.proxy.requests
             return answer
 
