@@ -31,8 +31,9 @@ def chat(
 ) -> None:
     """Talk to a running server from the terminal, or put one QUESTION to it. Its address may be an argument or --url.
     In a conversation /help lists what else can be typed."""
-    from pontil.launcher.commands.terminal.chat_session import ChatSession, first_model
+    from pontil.launcher.commands.terminal.chat_session import ChatSession
     from pontil.launcher.commands.terminal.chat_terminal import converse
+    from pontil.launcher.foundation.server_client import first_model
 
     if words and is_address(words[0]):
         url, words = words[0], words[1:]

@@ -57,7 +57,7 @@ def status(address: str | None, url: str, watch: bool, as_json: bool, key: Path 
 
 def ask(url: str, key: Mapping[str, str]) -> Answer:
     """Return the answer of /admin/topology to this key. Raises LaunchError."""
-    from pontil.launcher.commands.terminal.chat_session import fetch
+    from pontil.launcher.foundation.server_client import fetch
 
     answer = fetch(url, "/admin/topology", TIMEOUT, key)
     if not isinstance(answer, dict) or not isinstance(answer.get("processes"), list):

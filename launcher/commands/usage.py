@@ -67,7 +67,7 @@ def bills_named(file: Path, names: str) -> list[dict[str, Any]]:
 
 def audit_until_equal(file: Path, url: str | None, key: Mapping[str, str]) -> list[tuple[bool, str]]:
     """Return the comparisons of a usage log, and of a running server's ledger if it is named. Raises LaunchError."""
-    from pontil.launcher.commands.terminal.chat_session import fetch
+    from pontil.launcher.foundation.server_client import fetch
     from pontil.launcher.roles import audit_usage
 
     # A running server goes on counting between its answer and the reading of the file, so only a lasting difference

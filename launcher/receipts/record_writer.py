@@ -107,7 +107,7 @@ def lines_from(url: str, key: Mapping[str, str], limits: RecordLimits) -> Iterat
     """Yield the lines that the server sends within the time, or until it ends. Raises LaunchError if it sends none."""
     from http.client import HTTPException
 
-    from pontil.launcher.commands.terminal.chat_session import connect, reason
+    from pontil.launcher.foundation.server_client import connect, reason
 
     deadline, has_begun = time.monotonic() + limits.seconds, False
     connection = connect(url, SILENCE)

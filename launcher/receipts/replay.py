@@ -139,7 +139,7 @@ def load_record(path: Path, trusted: bytes | None = None) -> "Record":
 
 def worker_rows(url: str, key: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what a server tells of its workers that generate. Raises OptionError for one that does not answer."""
-    from pontil.launcher.commands.terminal.chat_session import fetch
+    from pontil.launcher.foundation.server_client import fetch
 
     try:
         rows = fetch(url, "/admin/topology", TIMEOUT, key)["processes"]
@@ -262,7 +262,7 @@ def answer_to(
     """Return the status and the body of the answer. Raises LaunchError for none in time."""
     from http.client import HTTPException
 
-    from pontil.launcher.commands.terminal.chat_session import connect
+    from pontil.launcher.foundation.server_client import connect
 
     left = deadline - time.monotonic()
     if left <= 0:

@@ -78,7 +78,8 @@ class StepTimes:
 class HostTimes:
     """Milliseconds of a host's own work: of a worker for a turn, for each row of it and each token of a prompt,
     besides the step; of a proxy for a request, for an event of a stream, for a token of a prompt, and for a turn in
-    which events come; of `pontil bench` for the same. And the seconds of a launch's start."""
+    which events come; of `pontil bench` for the same. And the seconds of a launch's start, and from the death of a
+    worker until the next one serves in its place: those of a start where none died."""
 
     worker_turn: float
     worker_row: float
@@ -92,6 +93,11 @@ class HostTimes:
     client_token: float = 0.0
     proxy_turn: float = 0.0
     client_turn: float = 0.0
+    restart_seconds: float = 0.0
+
+    @property
+    def back_after(self) -> float:
+        return self.restart_seconds or self.start_seconds
 
 
 @dataclass(frozen=True, slots=True)

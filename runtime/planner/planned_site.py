@@ -168,11 +168,11 @@ class PlannedSite:
             yield config, model
 
     def kill(self, role: str) -> None:
-        """Kill a worker of a role, and begin it again once the profile's start is over, as a supervisor does."""
+        """Kill a worker of a role. It is back as soon as the profile says that a supervisor has one back."""
         place = next(place for place, one in enumerate(self.workers) if one.role == role and one.alive)
         self.workers[place].kill()
         self.world.after(NOTICED_AFTER, self.tell_table)
-        self.world.after(self.workers[place].runner.model.profile.host.start_seconds, self.begin_again, place)
+        self.world.after(self.workers[place].runner.model.profile.host.back_after, self.begin_again, place)
 
     def begin_again(self, place: int) -> None:
         before = self.workers[place]

@@ -183,7 +183,7 @@ def targets_of(given: dict[str, Any]) -> "dict[str, BenchTarget]":
 
 
 def target_of(given: dict[str, Any], url: str, model: str | None, key: dict[str, str]) -> "dict[str, BenchTarget]":
-    from pontil.launcher.commands.terminal.chat_session import first_model
+    from pontil.launcher.foundation.server_client import first_model
     from pontil.launcher.tools.bench.stream_client import BenchTarget
 
     full = full_url(url)

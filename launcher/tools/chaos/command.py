@@ -87,7 +87,7 @@ def chaos(
     """
     import asyncio
 
-    from pontil.launcher.commands.terminal.chat_session import first_model
+    from pontil.launcher.foundation.server_client import first_model
     from pontil.launcher.tools.bench.extra import require
     from pontil.launcher.tools.chaos.chaos_run import ChaosRun, ChaosSettings
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pontil.launcher.commands.terminal.chat_session import connect
 from pontil.launcher.commands.terminal.status_table import plain
+from pontil.launcher.foundation.server_client import connect
 
 # The longest answer that is read, and the longest part of one that is shown.
 MOST_BYTES, MOST_SHOWN = 1 << 24, 200

@@ -36,7 +36,7 @@ def conformance(url: str, model: str | None, timeout: float, as_json: bool, key:
 
     A behaviour passes, differs, or is an optional part that the server refuses by name. Exit code 1 when one differs.
     """
-    from pontil.launcher.commands.terminal.chat_session import first_model
+    from pontil.launcher.foundation.server_client import first_model
     from pontil.launcher.tools.conformance.api import Api
     from pontil.launcher.tools.conformance.check import outcome
     from pontil.launcher.tools.conformance.suite import CHECKS

@@ -19,6 +19,7 @@ import psutil
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.foundation.server_client import fetch
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.tools.bench.bench_run import BenchRun, Load
 from pontil.launcher.tools.bench.questions import fixed
@@ -39,6 +40,8 @@ VOCABULARY = 250
 MEASURED = "proxy", "worker", "client"
 # Lines of a launch's log that say why it failed.
 LAST_LINES = 5
+# Seconds between looks at a worker that was killed, and until another one has to serve in its place.
+LOOK, BACK_WITHIN = 0.02, 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,14 @@ class ProfiledLaunch:
     start: float
     process: "subprocess.Popen[str]"
 
+    def processes(self, names: re.Pattern[str]) -> list[psutil.Process]:
+        """Return its processes with such names."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [one for one in children if names.fullmatch(name_of(one))]
+
     def seconds_of(self, names: re.Pattern[str]) -> float:
         """Return the processor time so far of its processes with such names."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return sum(processor_seconds(one) for one in children if names.fullmatch(name_of(one)))
+        return sum(map(processor_seconds, self.processes(names)))
 
 
 def processor_seconds(process: psutil.Process) -> float:
@@ -132,7 +139,7 @@ class LaunchMeter:
         self.words, self.model, self.worker = words, model, worker
         self.cores = os.sched_getaffinity(0)
         self.times = TypicalTimes[tuple[str, ProfileLoad]]()
-        self.starts = list[float]()
+        self.starts, self.restarts = list[float](), list[float]()
 
     @property
     def is_alone(self) -> bool:
@@ -141,7 +148,7 @@ class LaunchMeter:
         return self.worker.device == "cpu" and len(self.worker.cores) == 1 and self.worker.ranks == 1
 
     def measure(self, runs: int = 1) -> None:
-        """Put each load so many times on a launch."""
+        """Put each load so many times on a launch, and then kill its worker."""
         kept = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores)
         try:
@@ -152,6 +159,7 @@ class LaunchMeter:
                 for load in runs * LOADS:
                     found = seconds_of(launch, target, load)
                     self.times.add(((name, load), one) for name, one in zip(MEASURED, found, strict=True))
+                self.restarts.append(asyncio.run(restart_of(launch)))
         finally:
             os.sched_setaffinity(0, kept)
 
@@ -163,7 +171,8 @@ class LaunchMeter:
             for name, seconds in (("proxy", proxy), ("client", client))
             for what, one in solved(seconds)._asdict().items()
         }
-        host = HostTimes(worker_turn=0.0, worker_row=0.0, start_seconds=round(fmean(self.starts), 1), **times)
+        start, restart = round(fmean(self.starts), 1), round(fmean(self.restarts), 2)
+        host = HostTimes(worker_turn=0.0, worker_row=0.0, start_seconds=start, restart_seconds=restart, **times)
         return LaunchTimes(host, workers if self.is_alone else None)
 
 
@@ -179,6 +188,20 @@ def seconds_of(launch: ProfiledLaunch, target: BenchTarget, load: ProfileLoad) -
         raise LaunchError(f"a request to the measured launch failed: {made.failures[0]}")
     proxy, worker, client = (later - earlier for earlier, later in zip(before, after, strict=True))
     return proxy, worker, client
+
+
+async def restart_of(launch: ProfiledLaunch) -> float:
+    """Kill the worker of a launch, for the first time; return the seconds until its supervisor has another one serve.
+    Raises LaunchError."""
+    begun = time.monotonic()
+    for process in launch.processes(WORKER):
+        process.kill()
+    while (passed := time.monotonic() - begun) < BACK_WITHIN:
+        rows = fetch(launch.url, "/admin/topology")["processes"]
+        if any(WORKER.fullmatch(row["name"]) and row["restarts"] and row["state"] == "READY" for row in rows):
+            return passed
+        await asyncio.sleep(LOOK)
+    raise LaunchError(f"the worker of a measured launch was killed, and not back within {BACK_WITHIN:.0f} s.")
 
 
 def words_of(given: dict[str, Any]) -> list[str]:

@@ -119,6 +119,17 @@ def test_steps_vary_about_their_means_as_the_seed_decides(model: PlannedModel) -
     assert unlike > 3 * alike
 
 
+def test_a_worker_that_died_is_back_after_the_time_of_a_restart(model: PlannedModel) -> None:
+    quick = replace(model, profile=replace(model.profile, host=replace(model.profile.host, restart_seconds=0.1)))
+    load = PlannedLoad(4, 1, kills="mixed")
+
+    def work() -> list[dict[str, Any]]:
+        return [run(one, MIXED, load) for one in (model, quick)]
+
+    slow, fast = in_virtual_time(work)
+    assert slow["seconds"] - fast["seconds"] == pytest.approx(model.profile.host.start_seconds - 0.1, rel=0.01)
+
+
 def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
     """One fork tries what each test of its own would pay for."""
 
@@ -152,7 +163,7 @@ def test_loads_have_the_times_of_their_steps(model: PlannedModel) -> None:
     assert told["pair"]["busy"].keys() == {"prefill", "decode"}
     assert all(one["tokens"] == ANSWER for name in ("many", "pair", "open") for one in told[name]["requests"])
     assert [one["cached_tokens"] for one in told["cached"]["requests"]] == [0, 48, 48, 48]
-    # A request of the worker that dies is answered by another one, or after its start.
+    # A request of the worker that dies is answered by another one, or when it is back.
     for load in (*told["killed"], told["killed pair"]):
         assert all(one["failure"] is None and one["tokens"] == ANSWER for one in load["requests"])
     whole, killed = told["killed"]

@@ -50,15 +50,12 @@ LAUNCHER_ARROWS: dict[str, set[str]] = {
         "launcher/plan",
     },
     "launcher/tools": set(),
-    "launcher/tools/bench": {"launcher/keys", "launcher/commands/terminal/chat_session", "launcher/options"},
+    "launcher/tools/bench": {"launcher/keys", "launcher/options"},
     "launcher/tools/chaos": {
-        "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
-        "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
+        "launcher/keys", "launcher/commands/launch_choice", "launcher/commands/usage", "launcher/control",
+        "launcher/options", "launcher/tools/bench",
     },
-    "launcher/tools/conformance": {
-        "launcher/keys", "launcher/commands/terminal/chat_session",
-        "launcher/commands/terminal/status_table", "launcher/options",
-    },
+    "launcher/tools/conformance": {"launcher/keys", "launcher/commands/terminal/status_table", "launcher/options"},
     "launcher/tools/planner": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
         "launcher/plan", "launcher/receipts/rank_processes", "launcher/tools/bench", "runtime", "runtime/planner",

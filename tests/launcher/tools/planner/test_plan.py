@@ -332,6 +332,7 @@ def test_a_real_profile_predicts_the_figures_of_a_real_bench(tmp_path: Path) -> 
     drafts = ("--speculative-model", str(tmp_path / "tiny"))
     real("profile", *flags, *drafts, "--kv-tier", disk, "--rounds", "2", "-o", str(file))
     made = read_profile(file.read_bytes())
+    assert made.host.restart_seconds > 0
     assert made.disk.read > 0 and made.disk.write > 0 and made.draft.model == drafts[1] and made.draft.ratio == 1.0
     assert made.draft.block_bytes == made.sizes.block_bytes and [rows for rows, _ in made.draft.reads][:3] == [1, 2, 4]
     # Lent cores are measured where there are others, with rows and with prompts.
@@ -361,6 +362,7 @@ def test_a_worker_of_two_devices_is_measured_with_all_its_ranks(tmp_path: Path) 
     real("profile", *flags, "--rounds", "2", "-o", str(file))
     made = read_profile(file.read_bytes())
     assert made.about.ranks == 2 and made.times.steps and made.times.pulls and made.host.worker_turn >= 0
+    assert made.host.restart_seconds > 0
     # A rank has one of the model's two KV heads: so many bytes of keys and values in each layer.
     assert made.sizes.block_bytes == config.num_layers * 2 * made.sizes.block_tokens * config.head_dim * 4
     for line in real("plan", "--profile", str(file), "--devices", "4", "--requests", "4", "--json").splitlines():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processor times of launches in a profile, and their ends. Real launches are in test_plan.py."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -54,12 +55,16 @@ class KnownLaunches:
         proxy = load.requests * (REQUEST + EVENT * load.tokens + TOKEN * load.prompt)
         return tuple(len(self.words) * one for one in (proxy, 10 * proxy, proxy / 2))  # type: ignore[return-value]
 
+    async def restart_of(self, launch: Any) -> float:
+        return float(launch.start) / 4
+
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> KnownLaunches:
     made = KnownLaunches()
     monkeypatch.setattr(profiled_launch, "launched", made.launched)
     monkeypatch.setattr(profiled_launch, "seconds_of", made.seconds_of)
+    monkeypatch.setattr(profiled_launch, "restart_of", made.restart_of)
     return made
 
 
@@ -74,7 +79,7 @@ def test_times_are_the_mean_of_all_launches(known: KnownLaunches) -> None:
     launches.measure()
     result = launches.result()
     host = result.host
-    assert host.start_seconds == 3.0
+    assert host.start_seconds == 3.0 and host.restart_seconds == host.back_after == 0.75
     assert (host.proxy_request, host.proxy_event, host.proxy_token) == pytest.approx(
         tuple(1.5e3 * one for one in (REQUEST, EVENT, TOKEN))
     )
@@ -100,6 +105,26 @@ def test_a_launch_has_all_cores_though_this_process_computes_on_one(known: Known
         assert known.cores == [before] and os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_a_killed_worker_is_back_when_another_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the dead one for a while, and the next one before it serves."""
+    states = [("READY", 0), ("BACKOFF", 0), ("STARTING", 1), ("READY", 1), ("READY", 1)]
+    left, killed = iter(states), list[str]()
+
+    def table(url: str, path: str) -> dict[str, Any]:
+        state, restarts = next(left)
+        worker = {"name": "mixed:0", "state": state, "restarts": restarts}
+        return {"processes": [{"name": "proxy", "state": "READY", "restarts": 1}, worker]}
+
+    monkeypatch.setattr(profiled_launch, "fetch", table)
+    worker = SimpleNamespace(kill=lambda: killed.append("mixed:0"))
+    launch: Any = SimpleNamespace(url="http://127.0.0.1:1", processes=lambda names: [worker])
+    assert asyncio.run(profiled_launch.restart_of(launch)) > 0
+    assert killed == ["mixed:0"] and list(left) == states[4:]
+    monkeypatch.setattr(profiled_launch, "BACK_WITHIN", 0.0)
+    with pytest.raises(LaunchError, match=r"was killed, and not back within 0 s\."):
+        asyncio.run(profiled_launch.restart_of(launch))
 
 
 def test_a_launch_ends_with_a_measurement_that_is_told_to_end() -> None:
