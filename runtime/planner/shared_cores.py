@@ -120,17 +120,18 @@ class SharedCores(OwnCores):
         step = RunningStep(process, place, cores, lost, kind, begins, begins)
         if lent < 1.0 and (lender := self.lender_of(place, begins)) is not None:
             step.lender, step.borrowed, seconds = lender, 1.0 - lent, seconds * lent
-        took = seconds + self.wait(cores, begins)
+        starts = begins + self.wait(cores, begins)
+        step.until = starts + seconds
         for other in self.steps.values():
-            if other.until > begins and other.process is not process:
+            # Until it starts, the host's work is beside others, which they have been told of.
+            if other.until > starts and other.process is not process:
                 mine, theirs = step.loses(other), other.loses(step)
                 # Each takes longer for as long as the other does.
-                overlap = min((other.until - begins) / (1.0 - theirs), seconds / (1.0 - mine))
-                took += overlap * mine
+                overlap = min((other.until - starts) / (1.0 - theirs), seconds / (1.0 - mine))
+                step.until += overlap * mine
                 other.hold_up(overlap * theirs)
-        step.until = begins + took
         self.steps[place] = step
-        return took
+        return step.until - begins
 
     def lender_of(self, place: int, at: float) -> int | None:
         """Return the place of a worker whose cores nobody borrows: one without a step, or whose step ends first."""

@@ -138,6 +138,13 @@ def test_other_work_on_a_lent_core_holds_up_the_step_that_borrows_it() -> None:
     assert served == pytest.approx([0.35])
 
 
+def test_an_owner_that_waits_for_other_work_takes_nothing_from_who_borrows_its_core() -> None:
+    """The first has lost the core to the other work since 0.2, to the second from 0.3 on."""
+    world, cores, workers = lending(2, 0.0, 0.25)
+    serve(world, cores, 0.2, 0.1)
+    assert ends(world, workers) == pytest.approx([0.8, 1.05])
+
+
 def serve(world: VirtualWorld, cores: SharedCores, at: float, *seconds: float) -> list[float]:
     found = list[float]()
     begun = world.time
