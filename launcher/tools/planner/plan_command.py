@@ -24,7 +24,7 @@ OF_BENCH = (
     "concurrency", "request_rate", "find_rate", "share", "ttft_limit", "tpot_limit", "itl_limit", "requests",
     "requests_per_stream", "prompt_tokens", "output_tokens", "lengths", "longest", "seed", "as_json",
 )  # fmt: skip
-MOST_WORKERS, MOST_CORES = 64, 1024
+MOST_WORKERS, MOST_CORES, MOST_REPEATS = 64, 1024, 100
 # Ways to share out devices of several profiles that a search looks at: a second or two.
 MOST_WAYS = 500_000
 
@@ -64,7 +64,15 @@ WORKERS, DEVICES = OfEachProfile(WorkerCount(0, MOST_WORKERS)), OfEachProfile(cl
 @click.option(
     "--kill",
     type=click.Choice(["prefill", "decode", "mixed"]),
-    help="A worker of this role dies in the middle of each load, and comes back after the profile's start.",
+    help="A worker of this role dies in the middle of each load, and is back as fast as the profile says.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, MOST_REPEATS),
+    default=1,
+    show_default=True,
+    metavar="COUNT",
+    help="Simulate each load so often, each time with other chances of what a step takes: figures are medians.",
 )
 @click.option("--price", type=OfEachProfile(LIMIT), metavar="AMOUNT", help="Price of a device for an hour.")
 @click.option(
@@ -210,9 +218,14 @@ ABOUT = {
     "cost_per_hour": "cost of an hour", "cost_per_million_tokens": "cost of a million tokens",
     "highest_request_rate": "highest rate within the limits",
     "role_changes": "role changes", "breaks_first": "then breaks", "at_request_rate": "at a rate of",
-    "busiest": "and busiest is", "slowdown": "slowdown",
+    "busiest": "and busiest is", "slowdown": "slowdown", "spread": "of all repeats",
 }  # fmt: skip
 
 
 def spelled(value: Any) -> str:
-    return " ".join(f"{name} {share:.0%}" for name, share in value.items()) if isinstance(value, dict) else str(value)
+    return " ".join(f"{name} {share_of(one)}" for name, one in value.items()) if isinstance(value, dict) else str(value)
+
+
+def share_of(value: Any) -> str:
+    """Return a share, or the least and the greatest of some figures, as text."""
+    return f"{value:.0%}" if isinstance(value, float) else " to ".join(map(str, value))

@@ -21,6 +21,7 @@ from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
 from pontil.launcher.tools.planner.profile_kinds import of_each
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
+from pontil.launcher.tools.planner.repeats import typical
 from pontil.runtime.config.worker_config import DRAFT_TOKENS
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.planner.coarse import WorkerSplit
@@ -46,6 +47,8 @@ OF_TENANT = (
     "tpot_ms_median",
     "output_tokens_per_second",
 )
+# From the seed of a load's chances to those of the next time that it is simulated.
+FAR = 1_000_003
 HOUR, MILLION = 3600.0, 1e6
 NUMBER = re.compile(r"\d+")
 
@@ -220,14 +223,20 @@ class PlannedTrials:
         return [*self.rows, found]
 
     def measure(self, load: Load) -> Figures:
-        """Return the figures of one load."""
-        given, seed = self.given, self.given["seed"] * 100_003 + len(self.rows) + 1
+        """Return the figures of one load: the same requests at the same moments, however often it is simulated."""
+        seed = self.given["seed"] * 100_003 + len(self.rows) + 1
+        self.rows.append(typical([self.simulate(load, seed, number) for number in range(self.given["repeats"])]))
+        return self.rows[-1]
+
+    def simulate(self, load: Load, seed: int, number: int) -> Figures:
+        given = self.given
         usual = OPEN_LOOP if load.concurrency is None else given["requests_per_stream"] * load.concurrency
         count = given["requests"] or usual
         questions = ((question.prompt, question.tokens) for question in self.predictor.make_questions(seed))
         tenants = self.predictor.tenants
         planned = PlannedLoad(count, load.concurrency or 1, load.request_rate, seed, given["kill"], tenants)
-        site = PlannedSite(self.topology, self.predictor.model, seed, self.predictor.proxy_options)
+        chance = seed + number * FAR
+        site = PlannedSite(self.topology, self.predictor.model, chance, self.predictor.proxy_options)
         report = PlannedTrial(site, planned, questions).run()
         site.close()
         figures: Figures = {"server": self.topology.name, "load": load.name} | load.fields
@@ -238,8 +247,7 @@ class PlannedTrials:
             figures["role_changes"] = len(site.roles.made)
         if outcomes.failures:
             figures["failure_reasons"] = reasons_of(outcomes.failures)
-        self.rows.append(figures | self.by_tenant(report))
-        return self.rows[-1]
+        return figures | self.by_tenant(report)
 
     def kept_by(self, report: TrialReport) -> Figures:
         """Return the share of requests that keep each limit, whatever the others."""

@@ -157,6 +157,22 @@ def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd:
     assert all(row["cost_per_million_tokens"] > 0 for row in rows)
 
 
+def test_a_load_is_simulated_several_times_with_other_chances() -> None:
+    """The same requests: the first time is that without repeats, and the figures are those in the middle."""
+    profile = small_profile()
+    varied = replace(profile, times=replace(profile.times, decode_variation=0.1, prompt_variation=0.2))
+    words = ("--mixed", "2", "--concurrency", "6", "--requests", "24", "--output-tokens", "24")
+
+    def work() -> list[dict[str, Any]]:
+        return [rows_of(options(*words, "--repeats", count), varied)[0] for count in ("1", "3")]
+
+    once, thrice = in_virtual_time(work)
+    assert "spread" not in once and once["prompt_tokens"] == thrice["prompt_tokens"]
+    for name, (least, most) in thrice["spread"].items():
+        assert least <= once[name] <= most and least <= thrice[name] <= most
+        assert least < most
+
+
 def of_two_devices(profile: DeviceProfile) -> DeviceProfile:
     return replace(profile, about=replace(profile.about, ranks=2))
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a load that was simulated several times."""
+
+from typing import Any
+
+from pontil.launcher.tools.planner.repeats import typical
+
+
+def row(ttft: float, failures: int = 0, **more: Any) -> dict[str, Any]:
+    return {"server": "1 mixed", "ttft_ms_median": ttft, "failures": failures, **more}
+
+
+def test_one_simulation_is_what_it_says() -> None:
+    only = row(5.0)
+    assert typical([only]) is only
+
+
+def test_each_figure_is_in_the_middle_and_its_ends_are_told() -> None:
+    some = [row(ttft, output_tokens_per_second=tokens) for ttft, tokens in ((9.0, 70), (5.0, 90), (7.0, 80))]
+    made = typical(some)
+    assert (made["server"], made["ttft_ms_median"], made["output_tokens_per_second"]) == ("1 mixed", 7.0, 80)
+    assert made["spread"] == {"output_tokens_per_second": [70, 90], "ttft_ms_median": [5.0, 9.0]}
+    assert typical(some[:2])["ttft_ms_median"] == 5.0
+
+
+def test_parts_have_their_middle_too() -> None:
+    some = [
+        row(1.0, busy={"mixed": share}, tenants={"a": {"requests": 4, "ttft_ms_p99": share}})
+        for share in (0.2, 0.6, 0.4)
+    ]
+    made = typical(some)
+    assert made["busy"] == {"mixed": 0.4}
+    assert made["tenants"] == {"a": {"requests": 4, "ttft_ms_p99": 0.4}}
+
+
+def test_a_failure_of_any_simulation_is_told() -> None:
+    """One in which all requests fail has no times."""
+    lost = {"server": "1 mixed", "failures": 4, "failure_reasons": {"too long": 4}}
+    made = typical([row(5.0), lost, row(7.0)])
+    assert made["failures"] == 4 and made["failure_reasons"] == {"too long": 4}
+    assert made["ttft_ms_median"] == 5.0 and made["spread"] == {"ttft_ms_median": [5.0, 7.0]}
