@@ -41,6 +41,12 @@ from pontil.runtime.worker.start.assembly import WorkerResources, equip
 VOCABULARY = 40_000
 
 
+def compute_alone() -> None:
+    """Have torch compute by one thread: tensors of a plan are small, and a fork would wait for ever for others of this
+    process."""
+    torch.set_num_threads(1)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """The things that all workers of a plan share: the profile with its costs, and a tokenizer of a few tokens. With

@@ -2,6 +2,7 @@
 """The command `plan`: what a launch would do under a load, from a profile."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,14 @@ WORKERS, DEVICES = OfEachProfile(WorkerCount(0, MOST_WORKERS)), OfEachProfile(cl
     metavar="COUNT",
     help="Simulate each load so often, each time with other chances of what a step takes: figures are medians.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, MOST_CORES),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="one for each core",
+    metavar="COUNT",
+    help="Simulations at a time. The figures are the same.",
+)
 @click.option("--price", type=OfEachProfile(LIMIT), metavar="AMOUNT", help="Price of a device for an hour.")
 @click.option(
     "--disagg",
@@ -120,7 +129,7 @@ def predict(profiles: "Mapping[str, DeviceProfile]", given: dict[str, Any]) -> i
     predictors = [Predictor(profiles, given, slowdown) for slowdown in given["slowdown"]]
     # A topology that has time on the slowest machine has time on all.
     slowest = max(predictors, key=lambda one: one.slowdown)
-    found = [at_each_speed(predictors, one) for one in ([workers] if workers else candidates(slowest, most))]
+    found = at_each_speed(predictors, [workers] if workers else candidates(slowest, most))
     best_first = ranked(found, given["share"])
     show([row for rows in best_first for row in rows], as_json=given["as_json"])
     return 1 if fails(best_first[0]) else 0

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +20,7 @@ from pontil.launcher.tools.bench.bench_run import Load, Outcomes
 from pontil.launcher.tools.bench.command import questions_of
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.stream_client import Timing
+from pontil.launcher.tools.planner.forked_calls import ForkedCalls
 from pontil.launcher.tools.planner.profile_kinds import of_each
 from pontil.launcher.tools.planner.recorded_turns import check_lengths
 from pontil.launcher.tools.planner.repeats import typical
@@ -28,7 +30,7 @@ from pontil.runtime.planner.coarse import WorkerSplit
 from pontil.runtime.planner.device_profile import DeviceProfile, ProfileError
 from pontil.runtime.planner.planned_site import PlannedSite, PlannedTopology, planned_model
 from pontil.runtime.planner.planned_tiers import TierBlocks
-from pontil.runtime.planner.planned_worker import PlannedModel
+from pontil.runtime.planner.planned_worker import PlannedModel, compute_alone
 from pontil.runtime.planner.trial import PlannedLoad, PlannedRequest, PlannedTrial, Tenant, TrialReport
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED, Allowance
 from pontil.runtime.wire.simulated.thread_events import use_events_for_threads
@@ -55,6 +57,7 @@ NUMBER = re.compile(r"\d+")
 
 def enter_virtual_time() -> None:
     """Have threads be events, and nothing be logged: times of a log would be those of no clock."""
+    compute_alone()
     use_events_for_threads()
     leave_to_requests()
     logging.disable(logging.CRITICAL)
@@ -67,7 +70,7 @@ class Predictor:
 
     def __init__(self, profiles: Mapping[str, DeviceProfile], given: dict[str, Any], slowdown: float) -> None:
         enter_virtual_time()
-        self.given, self.slowdown = given, slowdown
+        self.given, self.slowdown, self.calls = given, slowdown, ForkedCalls(given["jobs"])
         self.limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
         if given["find_rate"] and not self.limits.given:
             raise OptionError("--find-rate goes by limits: give --ttft-limit, --tpot-limit or --itl-limit.")
@@ -124,9 +127,7 @@ class Predictor:
         if self.given["find_rate"]:
             return trials.search((rates or (1.0,))[0], self.given["share"])
         loads = [Load(request_rate=rate) for rate in rates]
-        for load in loads or [Load(concurrency=int(streams)) for streams in self.given["concurrency"]]:
-            trials.measure(load)
-        return trials.rows
+        return trials.measure(loads or [Load(concurrency=int(streams)) for streams in self.given["concurrency"]])
 
     def mean_lengths(self) -> tuple[float, float]:
         """Return the tokens of a prompt and of an answer on average."""
@@ -134,10 +135,17 @@ class Predictor:
         return fmean(len(one.prompt) for one in asked), fmean(one.tokens for one in asked)
 
 
-def at_each_speed(predictors: Sequence[Predictor], workers: WorkerSplit) -> list[Figures]:
-    """Return the figures of so many workers by each predictor. Rows tell its speed if there are several."""
-    made = [(one.slowdown, row) for one in predictors for row in one.rows(one.topology(workers))]
-    return [row if len(predictors) == 1 else at_speed(row, slowdown) for slowdown, row in made]
+def at_each_speed(predictors: Sequence[Predictor], some: Sequence[WorkerSplit]) -> list[list[Figures]]:
+    """Return the figures of each of some numbers of workers by all predictors. Rows tell the speed if there are
+    several."""
+    pairs = list(product(some, predictors))
+    made = predictors[0].calls.results([partial(one.rows, one.topology(workers)) for workers, one in pairs])
+    rows = [
+        [row if len(predictors) == 1 else at_speed(row, one.slowdown) for row in found]
+        for found, (_, one) in zip(made, pairs, strict=True)
+    ]
+    count = len(predictors)
+    return [list(chain(*rows[place : place + count])) for place in range(0, len(rows), count)]
 
 
 def at_speed(row: Figures, slowdown: float) -> Figures:
@@ -213,7 +221,7 @@ class PlannedTrials:
 
     def search(self, start: float, share: float) -> list[Figures]:
         def keeps_limits(rate: float) -> bool:
-            return bool(self.measure(Load(request_rate=rate))["kept_share"] >= share)
+            return bool(self.measure([Load(request_rate=rate)])[-1]["kept_share"] >= share)
 
         rate = highest_rate(start, keeps_limits)
         found = {"server": self.topology.name, "highest_request_rate": rate, "share": share}
@@ -222,11 +230,17 @@ class PlannedTrials:
             found |= first_to_break(min(too_many, key=lambda row: float(row["request_rate"])))
         return [*self.rows, found]
 
-    def measure(self, load: Load) -> Figures:
-        """Return the figures of one load: the same requests at the same moments, however often it is simulated."""
-        seed = self.given["seed"] * 100_003 + len(self.rows) + 1
-        self.rows.append(typical([self.simulate(load, seed, number) for number in range(self.given["repeats"])]))
-        return self.rows[-1]
+    def measure(self, loads: Sequence[Load]) -> list[Figures]:
+        """Return the figures of these loads: each the same requests at the same moments, however often it is
+        simulated."""
+        first, repeats = self.given["seed"] * 100_003 + len(self.rows) + 1, self.given["repeats"]
+        made = self.predictor.calls.results([
+            partial(self.simulate, load, seed, number)
+            for seed, load in enumerate(loads, first) for number in range(repeats)
+        ])  # fmt: skip
+        rows = [typical(made[place : place + repeats]) for place in range(0, len(made), repeats)]
+        self.rows += rows
+        return rows
 
     def simulate(self, load: Load, seed: int, number: int) -> Figures:
         given = self.given

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from command_line import CORE, ROOT
+from plan_options import options
 from recorded_profile import small_profile
 from tiny_llama import write_tiny_llama
 from virtual_fork import in_virtual_time
 
 from pontil.launcher.cli import cli
 from pontil.launcher.tools.planner import other_programs
-from pontil.launcher.tools.planner.plan_command import plan, predict
+from pontil.launcher.tools.planner.plan_command import predict
 from pontil.launcher.tools.planner.prediction import Predictor, first_to_break
 from pontil.launcher.tools.planner.profiled_launch import launched, words_of
 from pontil.launcher.tools.planner.topology_search import ranked
@@ -40,12 +41,6 @@ def file(tmp_path: Path) -> Path:
     made = tmp_path / "profile.json"
     made.write_text(small_profile().text())
     return made
-
-
-def options(*words: str) -> dict[str, Any]:
-    """Return the options of a command line, as the command gets them."""
-    with plan.make_context("plan", ["--profile", "-", *words]) as context:
-        return {name: value for name, value in context.params.items() if name not in ("files", "model", "replay")}
 
 
 def of_one(profile: DeviceProfile) -> dict[str, DeviceProfile]:
@@ -155,22 +150,6 @@ def test_a_search_shows_the_cheapest_topology_that_keeps_the_limits_first(capfd:
     devices = [row["devices"] for row, is_good in zip(rows, good, strict=True) if is_good]
     assert devices == sorted(devices)
     assert all(row["cost_per_million_tokens"] > 0 for row in rows)
-
-
-def test_a_load_is_simulated_several_times_with_other_chances() -> None:
-    """The same requests: the first time is that without repeats, and the figures are those in the middle."""
-    profile = small_profile()
-    varied = replace(profile, times=replace(profile.times, decode_variation=0.1, prompt_variation=0.2))
-    words = ("--mixed", "2", "--concurrency", "6", "--requests", "24", "--output-tokens", "24")
-
-    def work() -> list[dict[str, Any]]:
-        return [rows_of(options(*words, "--repeats", count), varied)[0] for count in ("1", "3")]
-
-    once, thrice = in_virtual_time(work)
-    assert "spread" not in once and once["prompt_tokens"] == thrice["prompt_tokens"]
-    for name, (least, most) in thrice["spread"].items():
-        assert least <= once[name] <= most and least <= thrice[name] <= most
-        assert least < most
 
 
 def of_two_devices(profile: DeviceProfile) -> DeviceProfile:

@@ -2,24 +2,20 @@
 """Requests that would fail: why, and when a plan says so by its exit code."""
 
 import json
-from typing import Any
 
 import pytest
+from plan_options import options
 from recorded_profile import small_profile
 from virtual_fork import in_virtual_time
 
-from pontil.launcher.tools.planner.plan_command import fails, plan, predict
+from pontil.launcher.tools.planner.plan_command import fails, predict
 from pontil.launcher.tools.planner.prediction import reasons_of
 
 TOO_LONG = ("--mixed", "1", "--concurrency", "2", "--requests", "3", "--prompt-tokens", "9000", "--output-tokens", "4")
 
 
 def planned(*words: str) -> int:
-    with plan.make_context("plan", ["--profile", "-", *words]) as context:
-        given: dict[str, Any] = {
-            name: value for name, value in context.params.items() if name not in ("files", "model", "replay")
-        }
-    return int(in_virtual_time(lambda: predict({"small": small_profile()}, given)))
+    return int(in_virtual_time(lambda: predict({"small": small_profile()}, options(*words))))
 
 
 def test_requests_that_would_fail_say_why(capfd: pytest.CaptureFixture[str]) -> None:

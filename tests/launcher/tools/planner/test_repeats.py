@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a load that was simulated several times."""
 
+from dataclasses import replace
 from typing import Any
 
+from plan_options import options
+from recorded_profile import small_profile
+from virtual_fork import in_virtual_time
+
+from pontil.launcher.tools.planner.prediction import Predictor
 from pontil.launcher.tools.planner.repeats import typical
+from pontil.runtime.planner.planned_site import PlannedTopology
+
+MIXED_TWO = PlannedTopology(0, 0, 2, "never")
 
 
 def row(ttft: float, failures: int = 0, **more: Any) -> dict[str, Any]:
@@ -39,3 +48,22 @@ def test_a_failure_of_any_simulation_is_told() -> None:
     made = typical([row(5.0), lost, row(7.0)])
     assert made["failures"] == 4 and made["failure_reasons"] == {"too long": 4}
     assert made["ttft_ms_median"] == 5.0 and made["spread"] == {"ttft_ms_median": [5.0, 7.0]}
+
+
+def test_a_load_is_simulated_several_times_with_other_chances() -> None:
+    """The same requests: the first time is that without repeats, and the figures are those in the middle."""
+    profile = small_profile()
+    varied = replace(profile, times=replace(profile.times, decode_variation=0.1, prompt_variation=0.2))
+    words = ("--mixed", "2", "--concurrency", "6", "--requests", "24", "--output-tokens", "24")
+
+    def work() -> list[dict[str, Any]]:
+        return [
+            Predictor({"small": varied}, options(*words, "--repeats", count), 1.0).rows(MIXED_TWO)[0]
+            for count in ("1", "3")
+        ]
+
+    once, thrice = in_virtual_time(work)
+    assert "spread" not in once and once["prompt_tokens"] == thrice["prompt_tokens"]
+    for name, (least, most) in thrice["spread"].items():
+        assert least <= once[name] <= most and least <= thrice[name] <= most
+        assert least < most
