@@ -267,14 +267,18 @@ def test_random_heads_get_an_answer_or_a_close(
     """A request inside a body is parsed only where the head, changed as it is, gives the body another length or none;
     so the model of the framing is asked, not the server."""
     source = random.Random() if is_long() else random.Random(34)
-    for _ in range(examples(150, 20_000)):
-        data = example(source)
-        served.clear()
+    for number in range(examples(150, 20_000)):
+        # What a slow machine does only after the patience for an earlier one has another name.
+        path = f"/{number:06}"
+        data = example(source).replace(b"/hidden", path.encode())
         statuses = parsed(answers(pair, data, 0.05))
-        assert len(statuses) <= 3 and all(100 <= status < 600 for status in statuses), data
+        # What comes before an answer (`expect: 100-continue`) is none.
+        final = [status for status in statuses if status >= 200]
+        assert len(final) <= 3 and all(100 <= status < 600 for status in statuses), data
         assert 500 not in statuses, data
-        if "/hidden" in served:
+        if path in served:
             assert has_no_body(data), data
+        served.clear()
         failed = [one for one in caplog.records if one.exc_info or "Traceback" in one.getMessage()]
         assert not failed, (data, failed)
         caplog.clear()
