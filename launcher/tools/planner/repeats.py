@@ -2,6 +2,7 @@
 """A load that was simulated several times: the figures in the middle, and how far apart they are."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import median_low
 from typing import Any
 
@@ -25,8 +26,9 @@ def typical(rows: Sequence[Figures]) -> Figures:
 
 def middle(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the middle of what rows have under each name, in the order of the fullest."""
-    fullest = max(rows, key=len)
-    return {name: middle_of([row[name] for row in rows if name in row]) for name in fullest}
+    fullest_first = sorted(rows, key=lambda row: -len(row))
+    names = dict.fromkeys(chain.from_iterable(fullest_first))
+    return {name: middle_of([row[name] for row in rows if name in row]) for name in names}
 
 
 def middle_of(values: Sequence[Any]) -> Any:

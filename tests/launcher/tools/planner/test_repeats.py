@@ -44,10 +44,12 @@ def test_parts_have_their_middle_too() -> None:
 
 def test_a_failure_of_any_simulation_is_told() -> None:
     """One in which all requests fail has no times."""
-    lost = {"server": "1 mixed", "failures": 4, "failure_reasons": {"too long": 4}}
+    lost = {"server": "1 mixed", "failures": 4, "failure_reasons": {"too long": 4}, "role_changes": 1}
     made = typical([row(5.0), lost, row(7.0)])
     assert made["failures"] == 4 and made["failure_reasons"] == {"too long": 4}
-    assert made["ttft_ms_median"] == 5.0 and made["spread"] == {"ttft_ms_median": [5.0, 7.0]}
+    assert (
+        made["ttft_ms_median"] == 5.0 and made["role_changes"] == 1 and made["spread"] == {"ttft_ms_median": [5.0, 7.0]}
+    )
 
 
 def test_a_load_is_simulated_several_times_with_other_chances() -> None:
