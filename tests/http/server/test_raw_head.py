@@ -268,11 +268,11 @@ def test_random_heads_get_an_answer_or_a_close(
     so the model of the framing is asked, not the server."""
     source = random.Random() if is_long() else random.Random(34)
     for number in range(examples(150, 20_000)):
-        # What a slow machine does only after the patience for an earlier one has another name.
+        # Another name for each: a slow machine may read an earlier one after the patience for it.
         path = f"/{number:06}"
         data = example(source).replace(b"/hidden", path.encode())
         statuses = parsed(answers(pair, data, 0.05))
-        # What comes before an answer (`expect: 100-continue`) is none.
+        # One of 100, for `expect: 100-continue`, comes before an answer.
         final = [status for status in statuses if status >= 200]
         assert len(final) <= 3 and all(100 <= status < 600 for status in statuses), data
         assert 500 not in statuses, data
