@@ -24,9 +24,8 @@ profile has to name the draft model as --drafts does.
 import argparse
 import asyncio
 import json
-import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -38,7 +37,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 from machine_watch import MachineWatch
 from planner_table import GOALS, PREDICTED, SCORE, report, rows_of
 
@@ -49,7 +47,7 @@ from pontil.launcher.tools.bench.bench_run import BenchRun, Load  # noqa: E402
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of  # noqa: E402
 from pontil.launcher.tools.bench.questions import Question, fixed, recorded  # noqa: E402
 from pontil.launcher.tools.bench.stream_client import BenchTarget  # noqa: E402
-from pontil.launcher.tools.planner.profiled_launch import ProfiledLaunch, launched, name_of  # noqa: E402
+from pontil.launcher.tools.planner.profiled_launch import ProfiledLaunch, launched  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES, VOCABULARY, LONGEST, TIMEOUT = 2, 40_000, 2048, 120.0
@@ -249,7 +247,7 @@ class PlannerBench:
             asked = fixed(int(prompt or 0), int(answer or 0), VOCABULARY, seed)
         for number, question in enumerate(asked, 1):
             if load.kills is not None and number == load.requests - load.requests // 2:
-                kill_first(launch, load.kills)
+                launch.kill(re.compile(f"{load.kills}:0"))
             yield question
 
     def keep(self, of: Mapping[str, Any], run: "SeenRun", predicted: Sequence[Figures]) -> None:
@@ -302,12 +300,6 @@ def wait_until_whole(launch: ProfiledLaunch) -> None:
         if all(state == "READY" for state in states):
             return
         time.sleep(LOOK)
-
-
-def kill_first(launch: ProfiledLaunch, role: str) -> None:
-    for one in psutil.Process(launch.process.pid).children(recursive=True):
-        if name_of(one) == f"{role}:0":
-            os.kill(one.pid, signal.SIGKILL)
 
 
 def main() -> int:

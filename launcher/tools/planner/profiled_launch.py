@@ -61,6 +61,11 @@ class ProfiledLaunch:
         """Return the processor time so far of its processes with such names."""
         return sum(map(processor_seconds, self.processes(names)))
 
+    def kill(self, names: re.Pattern[str]) -> None:
+        """Kill its processes with such names."""
+        for process in self.processes(names):
+            process.kill()
+
 
 def processor_seconds(process: psutil.Process) -> float:
     """Return the processor time of a process so far, in ticks of 10 ms where the kernel counts no nanoseconds."""
@@ -194,8 +199,7 @@ async def restart_of(launch: ProfiledLaunch) -> float:
     """Kill the worker of a launch, for the first time; return the seconds until its supervisor has another one serve.
     Raises LaunchError."""
     begun = time.monotonic()
-    for process in launch.processes(WORKER):
-        process.kill()
+    launch.kill(WORKER)
     while (passed := time.monotonic() - begun) < BACK_WITHIN:
         rows = fetch(launch.url, "/admin/topology")["processes"]
         if any(WORKER.fullmatch(row["name"]) and row["restarts"] and row["state"] == "READY" for row in rows):

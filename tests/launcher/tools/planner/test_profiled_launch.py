@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_launch_has_all_cores_though_this_process_computes_on_one(known: Known
 def test_a_killed_worker_is_back_when_another_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has the dead one for a while, and the next one before it serves."""
     states = [("READY", 0), ("BACKOFF", 0), ("STARTING", 1), ("READY", 1), ("READY", 1)]
-    left, killed = iter(states), list[str]()
+    left, killed = iter(states), list[re.Pattern[str]]()
 
     def table(url: str, path: str) -> dict[str, Any]:
         state, restarts = next(left)
@@ -118,10 +119,9 @@ def test_a_killed_worker_is_back_when_another_process_serves(monkeypatch: pytest
         return {"processes": [{"name": "proxy", "state": "READY", "restarts": 1}, worker]}
 
     monkeypatch.setattr(profiled_launch, "fetch", table)
-    worker = SimpleNamespace(kill=lambda: killed.append("mixed:0"))
-    launch: Any = SimpleNamespace(url="http://127.0.0.1:1", processes=lambda names: [worker])
+    launch: Any = SimpleNamespace(url="http://127.0.0.1:1", kill=killed.append)
     assert asyncio.run(profiled_launch.restart_of(launch)) > 0
-    assert killed == ["mixed:0"] and list(left) == states[4:]
+    assert killed == [profiled_launch.WORKER] and list(left) == states[4:]
     monkeypatch.setattr(profiled_launch, "BACK_WITHIN", 0.0)
     with pytest.raises(LaunchError, match=r"was killed, and not back within 0 s\."):
         asyncio.run(profiled_launch.restart_of(launch))
