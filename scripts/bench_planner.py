@@ -3,12 +3,13 @@
 
     python scripts/bench_planner.py --profile FILE --model NAME [--rounds 3] [--runs FILE] [--markdown FILE]
 
-Each configuration is predicted from the profile before the first is launched. All are then measured so many times, one
-round after the other, so that a machine whose speed goes up and down does it to all alike, and topologies of a load
-are compared over the same time. A load is the same requests at the same moments, with other prompts. A figure's
-median over the rounds counts, and its spread is half the distance of their least and greatest. A prediction is good
-within the goal of its figure, or within twice the spread: that cannot be told from noise. What the file --runs has
-already is not measured again: rounds that were broken off go on. --cases measures some configurations only.
+Each configuration is predicted from the profile before the first is launched: by the median of --repeats simulations,
+as chance does much to so few requests. All are then measured so many times, one round after the other, so that a
+machine whose speed goes up and down does it to all alike, and topologies of a load are compared over the same time. A
+load is the same requests at the same moments, with other prompts. A figure's median over the rounds counts, and its
+spread is half the distance of their least and greatest. A prediction is good within the goal of its figure, or within
+twice the spread: that cannot be told from noise. What the file --runs has already is not measured again: rounds that
+were broken off go on. --cases measures some configurations only.
 
 The cores of a virtual machine may be half as fast for seconds, and for hours. So one stream is measured right before
 and after each run, with nothing beside it: that it takes so many times as long as planned is the machine's speed. By
@@ -204,7 +205,7 @@ class PlannerBench:
     def predict(self, topology: BenchedTopology, load: CaseLoad, slowdown: float = 1.0) -> Figures:
         """Return what a plan says. A plan of which some requests fail ends with 1."""
         words = f"{topology.plan} {topology.both} {load.options} --requests {load.requests} --longest {LONGEST}"
-        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown}"
+        words += f" --cores {CORES} --clients-here --json --slowdown {slowdown} --repeats {self.given.repeats}"
         words += f" --kill {load.kills}" if load.kills else ""
         command = [sys.executable, str(ROOT / "app.py"), "plan", "--profile", self.given.profile]
         command += self.filled(words)
@@ -307,6 +308,7 @@ def main() -> int:
     parser.add_argument("--profile", required=True, metavar="FILE")
     parser.add_argument("--model", required=True, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3, metavar="COUNT", help="runs of each load")
+    parser.add_argument("--repeats", type=int, default=3, metavar="COUNT", help="simulations of each prediction")
     parser.add_argument("--cases", type=int, nargs="*", metavar="NUMBER", help="some only, from 0 on")
     parser.add_argument("--drafts", metavar="NAME", help="a draft model, to compare with and without it")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="append to it, and leave out what it has")
