@@ -49,6 +49,9 @@ MIXED_ROWS, MIXED_CONTEXT, MIXED_CHUNKS = (1, 4, 16, 32), 128, (16, 64, 256, 102
 MOST_CONTEXT = 2048
 # Times that all is measured. Between them some time goes by, in which cores may be faster or slower.
 PASSES = 5
+# Tokens up to which steps are short, of all contexts or of a prompt. They are measured at more moments: a few of them
+# take so little that the speed of a moment would be theirs.
+SHORT_CONTEXT, SHORT_PROMPT = 512, 64
 # The fewest prompt tokens of a step while others decode.
 LEAST_CHUNK = 16
 # Positions that a draft model has read before it guesses, rows of texts that it reads, and its most guesses.
@@ -106,25 +109,30 @@ class StepMeter:
             if number:
                 between()
             self.tell(f"steps, pass {number + 1} of {PASSES}")
-            times.add((*self.decode_steps(), *self.prompt_steps(), *self.mixed_steps()))
+            for measured in (self.decode_steps(), self.prompt_steps(), self.mixed_steps()):
+                times.add(measured)
+                times.add((*self.decode_steps(SHORT_CONTEXT), *self.prompt_steps(SHORT_PROMPT)))
         steps = tuple(point(work, seconds) for work, seconds in times.seconds().items())
         decode, prompt = times.variation(lambda work: not work.tokens), times.variation(lambda work: work.tokens > 0)
         return StepTimes(steps, (), round(decode, 4), round(prompt, 4))
 
-    def decode_steps(self) -> Iterator[tuple[StepWork, float]]:
-        """Yield steps of each number of rows and context, all as the first of them."""
+    def decode_steps(self, most: int | None = None) -> Iterator[tuple[StepWork, float]]:
+        """Yield steps of each number of rows and context, of at most so many tokens in all, all as the first of
+        them."""
         for rows in (one for one in ROWS if one <= self.sizes.seats):
             for context in (one for one in CONTEXTS if self.has_room(rows, one, self.rounds)):
+                if most is not None and rows * context > most:
+                    break
                 self.begin(rows, context, self.rounds)
                 steps = [self.step() for _ in range(self.rounds)]
                 self.end()
                 yield from ((steps[0][0], seconds) for _, seconds in steps)
 
-    def prompt_steps(self) -> Iterator[tuple[StepWork, float]]:
-        """Yield the steps of prompts that end with each chunk."""
+    def prompt_steps(self, most: int | None = None) -> Iterator[tuple[StepWork, float]]:
+        """Yield the steps of prompts, of at most so many tokens, that end with each chunk."""
         for before in BEFORE:
             for tokens in (one for one in CHUNKS if one <= self.sizes.step_tokens):
-                if not self.has_room(1, before + tokens, 1):
+                if not self.has_room(1, before + tokens, 1) or (most is not None and before + tokens > most):
                     break
                 for _ in range(1 if before else self.rounds):
                     self.add(before + tokens, 1)

@@ -10,6 +10,7 @@ A worker without a step may lend its cores. A step that borrows some is taken to
 owner or the host does there meanwhile prolongs it, as everything does.
 """
 
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -83,6 +84,34 @@ class RunningStep:
         self.process.hold_up(seconds)
 
 
+class HostWork:
+    """The host's work on one core, as pieces with their begin and end, in order: what is under way, and what is known
+    to come. Those that ended are forgotten."""
+
+    def __init__(self) -> None:
+        self.pieces = list[tuple[float, float]]()
+
+    def gap(self, begins: float, seconds: float) -> float:
+        """Return the first time from this one on at which so many seconds are free."""
+        for begin, end in self.pieces:
+            if begin >= begins + seconds:
+                break
+            begins = max(begins, end)
+        return begins
+
+    def take(self, begins: float, seconds: float) -> None:
+        insort(self.pieces, (begins, begins + seconds))
+
+    def leave(self, now: float) -> list[tuple[float, float]]:
+        """Take out what has not ended."""
+        left, self.pieces = [one for one in self.pieces if one[1] > now], []
+        return left
+
+    def forget(self, now: float) -> None:
+        if self.pieces and self.pieces[0][1] <= now:
+            self.pieces = [one for one in self.pieces if one[1] > now]
+
+
 class OwnCores:
     """Cores enough for everybody: workers have machines of their own, and so have clients."""
 
@@ -107,8 +136,7 @@ class SharedCores(OwnCores):
             for first, (each, company) in zip(firsts, workers, strict=False)
         ]
         self.steps: dict[int, RunningStep] = {}
-        # When each core has done the work of the host that it has.
-        self.taken = [0.0] * count
+        self.host = [HostWork() for _ in range(count)]
         # The seconds for which the host's work has held up the steps of each worker: it comes to all alike.
         self.held = [0.0] * len(self.places)
         # A core of several workers is nobody's to lend.
@@ -141,16 +169,21 @@ class SharedCores(OwnCores):
         return min(others, key=lambda number: running.get(number, at), default=None) if self.may_lend else None
 
     def wait(self, cores: frozenset[int], begins: float) -> float:
-        """Return the seconds until the host's work has left these cores: it moves to others, if those have none."""
+        """Return the seconds that a step which begins on these cores loses to the host's work there: what others have
+        room for moves to them."""
         waits = 0.0
         for core in cores:
-            if self.taken[core] > begins:
-                spare = [other for other in self.without_steps(begins) if other not in cores]
-                other = min(spare, key=self.taken.__getitem__, default=core)
-                if self.taken[other] <= begins:
-                    self.taken[other], self.taken[core] = self.taken[core], 0.0
-                else:
-                    waits = max(waits, self.taken[core] - begins)
+            if not self.host[core].pieces:
+                continue
+            spare = [self.host[other] for other in self.without_steps(begins) if other not in cores]
+            lost = 0.0
+            for begin, end in self.host[core].leave(begins):
+                begin = max(begin, begins)
+                other = next((one for one in spare if one.gap(begin, end - begin) <= begin), None)
+                if other is None:
+                    lost += end - begin
+                (other or self.host[core]).take(begin, end - begin)
+            waits = max(waits, lost)
         return waits
 
     def running(self, at: float) -> list[RunningStep]:
@@ -165,9 +198,11 @@ class SharedCores(OwnCores):
             return begins
         running, victim = self.running(begins), None
         if spare := self.without_steps(begins):
-            core = min(spare, key=self.taken.__getitem__)
-            begins = max(begins, self.taken[core])
-            self.taken[core] = begins + seconds
+            for core in spare:
+                self.host[core].forget(self.world.time)
+            core = min(spare, key=lambda one: self.host[one].gap(begins, seconds))
+            begins = self.host[core].gap(begins, seconds)
+            self.host[core].take(begins, seconds)
             for one in running:
                 if one.lender is not None and core in self.places[one.lender][0]:
                     one.hold_up(seconds * one.borrowed)

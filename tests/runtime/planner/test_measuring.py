@@ -27,15 +27,17 @@ TOKEN = 5
 
 
 class TimedRunner:
-    """A Runner that computes nothing, and whose steps take what is known, so many `times` as long."""
+    """A Runner that computes nothing, and whose steps take what is known, so many `times` as long, and twice that until
+    a time."""
 
     keeps_states, answers_are_found = False, True
 
     def __init__(self) -> None:
-        self.now, self.times = 0.0, 1.0
+        self.now, self.times, self.slow_until = 0.0, 1.0, 0.0
 
     def run(self, batch: Batch) -> list[Sampled]:
-        self.now += self.times * milliseconds(StepWork.of(batch.spans)) / 1e3
+        times = self.times * (2.0 if self.now < self.slow_until else 1.0)
+        self.now += times * milliseconds(StepWork.of(batch.spans)) / 1e3
         return [
             Sampled(span.sequence, choice, [TOKEN], 1, [], 0)
             for span in batch.spans
@@ -54,8 +56,11 @@ class TimedRunner:
 SIZES = WorkerSizes(2048, 16, 4096, 1024, 1 << 20, 16, 256, 64)
 
 
-def measured(sizes: WorkerSizes, slow: frozenset[int] = frozenset()) -> tuple[StepTimes, list[str]]:
-    """Measure an engine of this size, and note what is done in order. In the `slow` passes all takes twice as long."""
+def measured(
+    sizes: WorkerSizes, slow: frozenset[int] = frozenset(), slow_seconds: float = 0.0
+) -> tuple[StepTimes, list[str]]:
+    """Measure an engine of this size, and note what is done in order. In the `slow` passes all takes twice as long, and
+    so it does in so many seconds from the begin of each."""
     runner, told = TimedRunner(), list[str]()
     config = WorkerConfig(
         name="mixed:0", role="mixed", device="cpu", cores=(0,), model="m", served_model_name="m", control="inproc://c",
@@ -70,6 +75,7 @@ def measured(sizes: WorkerSizes, slow: frozenset[int] = frozenset()) -> tuple[St
 
     def tell(what: str) -> None:
         runner.times = 2.0 if told.count("pass") in slow else 1.0
+        runner.slow_until = runner.now + slow_seconds
         told.append("pass")
 
     meter = StepMeter(machine, sizes, ROUNDS, lambda: runner.now, tell)
@@ -104,6 +110,17 @@ def test_a_pass_in_which_the_machine_is_slower_counts_as_one_of_all() -> None:
     assert works(usual.steps) == works(slower.steps)
     for (*_, one), (*_, other) in zip(usual.steps, slower.steps, strict=True):
         assert other == pytest.approx(one * (PASSES + 1) / PASSES, rel=1e-3)
+
+
+def test_a_slow_moment_is_one_of_four_in_a_pass_for_short_steps() -> None:
+    usual, _ = measured(SIZES)
+    slower, _ = measured(SIZES, slow_seconds=0.1)
+    found = [
+        (work, round(other / one, 2))
+        for work, (*_, one), (*_, other) in zip(works(usual.steps), usual.steps, slower.steps, strict=True)
+    ]
+    assert found[0] == (works(usual.steps)[0], 1.25) and found[0][0].rows == 1
+    assert found[-1][1] == 1.0
 
 
 @pytest.mark.parametrize("sizes", [replace(SIZES, interleaved_tokens=256), replace(SIZES, max_model_len=64, seats=1)])

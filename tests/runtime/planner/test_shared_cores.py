@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cores that workers, the proxy and clients share: who holds up whom, and by how much."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pontil.runtime.planner.device_profile import CompanyTimes
-from pontil.runtime.planner.shared_cores import DECODE, PROMPT, CoreProcess, OwnCores, SharedCores
+from pontil.runtime.planner.shared_cores import DECODE, PROMPT, CoreProcess, HostWork, OwnCores, SharedCores
 from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
 
 # Beside another step a step takes 1.25 times as long, and beside other work 2 times.
@@ -190,6 +194,35 @@ def test_a_worker_waits_for_other_work_that_cannot_move() -> None:
     world, cores, workers = steps(2, 0.1, company=CompanyTimes())
     serve(world, cores, 0.0, 0.25)
     assert ends(world, workers) == pytest.approx([1.1])
+
+
+def test_work_that_comes_later_is_not_in_the_way_of_work_before_it() -> None:
+    """The proxy has an event, and it is known already when the client will read it: a step that begins meanwhile has
+    its core, as both fit on the other."""
+    world, cores, workers = steps(2, 0.05, company=CompanyTimes())
+    begun = world.time
+    world.after(0.0, lambda: cores.serve(world.time, 0.2))
+    world.after(0.0, lambda: cores.serve(begun + 0.3, 0.1))
+    assert ends(world, workers) == pytest.approx([1.05])
+
+
+def test_work_that_comes_later_to_the_only_core_prolongs_a_step() -> None:
+    world, cores, workers = steps(1, 0.05, company=CompanyTimes())
+    begun = world.time
+    world.after(0.0, lambda: cores.serve(begun + 0.3, 0.1))
+    assert ends(world, workers) == pytest.approx([1.15])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12))
+def test_no_core_does_two_things_at_once(asked: list[tuple[int, int]]) -> None:
+    work = HostWork()
+    for begins, seconds in asked:
+        before = list(work.pieces)
+        found = work.gap(begins, seconds)
+        places = range(begins, begins + 200)
+        assert found == next(at for at in places if all(at >= end or at + seconds <= one for one, end in before))
+        work.take(found, seconds)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(work.pieces))
 
 
 def test_own_cores_are_always_free() -> None:
