@@ -148,7 +148,7 @@ class SharedCores(OwnCores):
         step = RunningStep(process, place, cores, lost, kind, begins, begins)
         if lent < 1.0 and (lender := self.lender_of(place, begins)) is not None:
             step.lender, step.borrowed, seconds = lender, 1.0 - lent, seconds * lent
-        starts = begins + self.wait(cores, begins)
+        starts = begins + self.wait(cores, begins, seconds)
         step.until = starts + seconds
         for other in self.steps.values():
             # Until it starts, the host's work is beside others, which they have been told of.
@@ -168,9 +168,9 @@ class SharedCores(OwnCores):
         others = [number for number in range(len(self.places)) if number != place and number not in borrowed]
         return min(others, key=lambda number: running.get(number, at), default=None) if self.may_lend else None
 
-    def wait(self, cores: frozenset[int], begins: float) -> float:
-        """Return the seconds that a step which begins on these cores loses to the host's work there: what others have
-        room for moves to them."""
+    def wait(self, cores: frozenset[int], begins: float, seconds: float) -> float:
+        """Return the seconds that a step of so many, which begins on these cores, loses to the host's work there: what
+        others have room for moves to them."""
         waits = 0.0
         for core in cores:
             if not self.host[core].pieces:
@@ -180,7 +180,7 @@ class SharedCores(OwnCores):
             for begin, end in self.host[core].leave(begins):
                 begin = max(begin, begins)
                 other = next((one for one in spare if one.gap(begin, end - begin) <= begin), None)
-                if other is None:
+                if other is None and begin < begins + seconds + lost:
                     lost += end - begin
                 (other or self.host[core]).take(begin, end - begin)
             waits = max(waits, lost)
