@@ -211,7 +211,7 @@ def test_work_that_comes_later_to_the_only_core_prolongs_a_step() -> None:
     begun = world.time
     world.after(0.0, lambda: cores.serve(begun + 0.3, 0.1))
     assert ends(world, workers) == pytest.approx([1.15])
-    # What comes behind it does not.
+    # Work behind its end does not.
     world, cores, workers = steps(1, 0.05, company=CompanyTimes())
     later = world.time + 1.5
     world.after(0.0, lambda: cores.serve(later, 0.1))
