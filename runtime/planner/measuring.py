@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,23 +117,23 @@ class StepMeter:
         decode, prompt = times.variation(lambda work: not work.tokens), times.variation(lambda work: work.tokens > 0)
         return StepTimes(steps, (), round(decode, 4), round(prompt, 4))
 
-    def decode_steps(self, most: int | None = None) -> Iterator[tuple[StepWork, float]]:
+    def decode_steps(self, most: float = inf) -> Iterator[tuple[StepWork, float]]:
         """Yield steps of each number of rows and context, of at most so many tokens in all, all as the first of
         them."""
         for rows in (one for one in ROWS if one <= self.sizes.seats):
             for context in (one for one in CONTEXTS if self.has_room(rows, one, self.rounds)):
-                if most is not None and rows * context > most:
+                if rows * context > most:
                     break
                 self.begin(rows, context, self.rounds)
                 steps = [self.step() for _ in range(self.rounds)]
                 self.end()
                 yield from ((steps[0][0], seconds) for _, seconds in steps)
 
-    def prompt_steps(self, most: int | None = None) -> Iterator[tuple[StepWork, float]]:
+    def prompt_steps(self, most: float = inf) -> Iterator[tuple[StepWork, float]]:
         """Yield the steps of prompts, of at most so many tokens, that end with each chunk."""
         for before in BEFORE:
             for tokens in (one for one in CHUNKS if one <= self.sizes.step_tokens):
-                if not self.has_room(1, before + tokens, 1) or (most is not None and before + tokens > most):
+                if before + tokens > most or not self.has_room(1, before + tokens, 1):
                     break
                 for _ in range(1 if before else self.rounds):
                     self.add(before + tokens, 1)

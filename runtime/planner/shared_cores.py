@@ -99,17 +99,15 @@ class HostWork:
             begins = max(begins, end)
         return begins
 
-    def take(self, begins: float, seconds: float) -> None:
+    def take(self, begins: float, seconds: float, now: float) -> None:
+        if self.pieces and self.pieces[0][1] <= now:
+            self.pieces = self.leave(now)
         insort(self.pieces, (begins, begins + seconds))
 
     def leave(self, now: float) -> list[tuple[float, float]]:
         """Take out what has not ended."""
         left, self.pieces = [one for one in self.pieces if one[1] > now], []
         return left
-
-    def forget(self, now: float) -> None:
-        if self.pieces and self.pieces[0][1] <= now:
-            self.pieces = [one for one in self.pieces if one[1] > now]
 
 
 class OwnCores:
@@ -182,7 +180,7 @@ class SharedCores(OwnCores):
                 other = next((one for one in spare if one.gap(begin, end - begin) <= begin), None)
                 if other is None and begin < begins + seconds + lost:
                     lost += end - begin
-                (other or self.host[core]).take(begin, end - begin)
+                (other or self.host[core]).take(begin, end - begin, begins)
             waits = max(waits, lost)
         return waits
 
@@ -198,11 +196,8 @@ class SharedCores(OwnCores):
             return begins
         running, victim = self.running(begins), None
         if spare := self.without_steps(begins):
-            for core in spare:
-                self.host[core].forget(self.world.time)
-            core = min(spare, key=lambda one: self.host[one].gap(begins, seconds))
-            begins = self.host[core].gap(begins, seconds)
-            self.host[core].take(begins, seconds)
+            begins, core = min((self.host[core].gap(begins, seconds), core) for core in spare)
+            self.host[core].take(begins, seconds, self.world.time)
             for one in running:
                 if one.lender is not None and core in self.places[one.lender][0]:
                     one.hold_up(seconds * one.borrowed)

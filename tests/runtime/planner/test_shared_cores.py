@@ -226,7 +226,7 @@ def test_no_core_does_two_things_at_once(asked: list[tuple[int, int]]) -> None:
         found = work.gap(begins, seconds)
         places = range(begins, begins + 200)
         assert found == next(at for at in places if all(at >= end or at + seconds <= one for one, end in before))
-        work.take(found, seconds)
+        work.take(found, seconds, 0.0)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(work.pieces))
 
 
