@@ -23,6 +23,8 @@ from pontil.launcher.plan.topology import control_endpoints
 # Valid names of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)
 PATHS = ("models", "usage_log", "response_store", "placement", *SECRETS)
+# Folders of which a unit has its own (PrivateTmp).
+HIDDEN = ("/tmp/", "/var/tmp/")
 
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
@@ -52,6 +54,8 @@ def units(install_dir: Path, user: str | None, program: str | None, words: tuple
         f"wrote {install_dir / unit.name}; to start it: systemctl daemon-reload && systemctl enable --now "
         f"{' '.join(instances)}"
     )
+    for path in hidden(unit):
+        click.echo(f"the unit has a /tmp and a /var/tmp of its own, and does not see {path}: move it", err=True)
 
 
 def own_program() -> list[str]:
@@ -84,6 +88,11 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     left_out = {*SECRETS, *([unit.device_option] if unit.is_template else [])}
     option_words = [word for option in OPTIONS if option.name not in left_out for word in spelled(option, params)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *option_words])
+
+
+def hidden(unit: UnitFile) -> list[str]:
+    """Return what the unit's command names in folders that it does not see."""
+    return [word for word in (*unit.program, *unit.words) if word.startswith(HIDDEN)]
 
 
 def spelled(option: Any, params: dict[str, Any]) -> list[str]:

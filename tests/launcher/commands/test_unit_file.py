@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.unit_file import quote
-from pontil.launcher.commands.units import unit_of
+from pontil.launcher.commands.units import hidden, unit_of
 from pontil.launcher.foundation.errors import OptionError, RefusedError
 from pontil.launcher.keys.key_file import make_key_file
 from pontil.launcher.options.sources import load_toml
@@ -203,6 +203,19 @@ def test_the_command_says_what_to_start(tmp_path: Path) -> None:
     stage = ("--model", "speech-demo", "--role", "node", "--node", "speaker", "--place", "speaker=0,1", *JOIN)
     done = run("--install-dir", str(tmp_path), "--", *stage)
     assert done.output.rstrip().endswith("--now pontil-speaker-node@0.service pontil-speaker-node@1.service")
+
+
+@pytest.mark.parametrize("folder", ["/tmp/pontil", "/var/tmp/pontil"])
+def test_paths_that_a_unit_does_not_see_are_named(folder: str) -> None:
+    words = ("--role", "mixed", "--models", f"{folder}/models", "--usage-log", "/var/log/tokens.jsonl")
+    unit = unit_of([f"{folder}/bin/pontil"], words, None)
+    assert hidden(unit) == [f"{folder}/bin/pontil", f"{folder}/models"]
+
+
+def test_the_command_says_which_paths_the_unit_does_not_see(tmp_path: Path) -> None:
+    done = run("--install-dir", str(tmp_path), "--program", "/tmp/pontil", "--", "--role", "mixed")
+    assert done.exit_code == 0 and "does not see /tmp/pontil: move it" in done.stderr
+    assert not run("--install-dir", str(tmp_path), "--program", "/usr/bin/pontil", "--", "--role", "mixed").stderr
 
 
 @pytest.fixture
