@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that a worker's steps lose to a process which computes on another core: by the memory's bandwidth, by
-caches, and where two cores are threads of one, by its units. And the time that they need with lent cores."""
+"""The time that a worker's steps lose to a process which computes on another core (by the memory's bandwidth, by
+caches, and where two cores are threads of one, by its units) or on their own. And what they need with lent cores."""
 
 import json
 import select
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Protocol, TextIO
 
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -24,23 +24,35 @@ REST = "rest"
 ROWS, CONTEXT = 8, 32
 STEPS = {DECODE: 24, PROMPT: 4}
 ROUNDS = 5
-# Rows of a step that decodes, and prompt tokens of one, with lent cores.
-LENT_ROWS, LENT_CHUNKS, LENT_STEPS = (1, 4, 16), (16, 64, 256), 6
+# Rows of a step that decodes, and prompt tokens of one, with lent cores. A step of two cores is as slow as the slower
+# one, which more moments show.
+LENT_ROWS, LENT_CHUNKS, LENT_STEPS, LENT_ROUNDS = (1, 4, 16), (16, 64, 256), 6, 12
 
 
-def company_times(meter: StepMeter, have_other: Callable[[str], object]) -> CompanyTimes:
-    """Measure steps of both kinds while another process does what `have_other` is told. Each is compared with what was
-    measured right before, since cores are faster at one time than at another."""
+def company_times(
+    meter: StepMeter, on_other: Callable[[str], object], on_own: Callable[[str], object] | None
+) -> CompanyTimes:
+    """Measure steps of both kinds while a process on other cores does what it is told, and one on their own cores,
+    where the meter has a clock that only the worker's time counts on."""
+    factors = slowed(meter, on_other, (DECODE, PROMPT, HOST))
+    if on_own is not None:
+        factors |= {f"own_{name}": factor for name, factor in slowed(meter, on_own, (DECODE, PROMPT)).items()}
+    return CompanyTimes(**factors)
+
+
+def slowed(meter: StepMeter, have_other: Callable[[str], object], others: Sequence[str]) -> dict[str, float]:
+    """Return by what steps of each kind take longer while another process does each of `others`. They are compared with
+    what was measured right before, since cores are faster at one time than at another."""
     slower = defaultdict[str, list[float]](list)
     for _ in range(ROUNDS):
-        for other in (DECODE, PROMPT, HOST):
+        for other in others:
             have_other(REST)
             alone = {kind: seconds_of(meter, kind) for kind in STEPS}
             have_other(other)
             for kind, seconds in alone.items():
                 slower[f"{kind}_{other}"].append(seconds_of(meter, kind) / seconds)
     have_other(REST)
-    return CompanyTimes(**{name: round(max(1.0, median(factors)), 4) for name, factors in slower.items()})
+    return {name: round(max(1.0, median(factors)), 4) for name, factors in slower.items()}
 
 
 def seconds_of(meter: StepMeter, kind: str) -> float:
@@ -82,7 +94,7 @@ def lender_at(cores: Sequence[int], borrower: WorkerConfig) -> Lender | None:
 
 def lending_times(meter: StepMeter, lender: Lender | None) -> LendingTimes:
     """Measure steps with the cores of a `lender` and without, by turns and by the time that passes, as threads on lent
-    cores take processor time too."""
+    cores take processor time too. The mean counts, as it does of steps."""
     if lender is None:
         return LendingTimes()
     seats, longest, steps = meter.sizes.seats, meter.sizes.step_tokens, 2 * LENT_STEPS
@@ -91,7 +103,7 @@ def lending_times(meter: StepMeter, lender: Lender | None) -> LendingTimes:
     factors, clock = defaultdict[tuple[float, float], list[float]](list), meter.clock
     meter.clock = time.perf_counter
     try:
-        for _ in range(ROUNDS):
+        for _ in range(LENT_ROUNDS):
             for rows in rows_of_steps:
                 meter.begin(rows, CONTEXT, steps)
                 factors[float(rows), 0.0].append(factor(lender, lambda: meter.step()[1], LENT_STEPS))
@@ -101,7 +113,7 @@ def lending_times(meter: StepMeter, lender: Lender | None) -> LendingTimes:
                 factors[0.0, float(tokens)].append(factor(lender, step, STEPS[PROMPT]))
     finally:
         meter.clock = clock
-    return LendingTimes(tuple((*size, round(min(1.0, median(some)), 4)) for size, some in factors.items()))
+    return LendingTimes(tuple((*size, round(min(1.0, fmean(some)), 4)) for size, some in factors.items()))
 
 
 def factor(lender: Lender, step: Callable[[], float], count: int) -> float:

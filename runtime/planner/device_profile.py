@@ -100,10 +100,15 @@ class HostTimes:
         return self.restart_seconds or self.start_seconds
 
 
+# The part of a core's time that a step has beside another one on it.
+HALF = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class CompanyTimes:
     """Factors by which a step takes longer while another core of the machine computes: one that decodes and one with
-    prompt tokens, each beside one that decodes, one with prompt tokens, and other programs."""
+    prompt tokens, each beside one that decodes, one with prompt tokens, and other programs. And those on the processor
+    time of a step whose own core has another step by turns, each of which finds what it needs out of the caches."""
 
     decode_decode: float = 1.0
     decode_prompt: float = 1.0
@@ -111,11 +116,18 @@ class CompanyTimes:
     prompt_decode: float = 1.0
     prompt_prompt: float = 1.0
     prompt_host: float = 1.0
+    own_decode_decode: float = 1.0
+    own_decode_prompt: float = 1.0
+    own_prompt_decode: float = 1.0
+    own_prompt_prompt: float = 1.0
 
-    def lost(self) -> dict[tuple[str, str], float]:
-        """Return the part of its time that a step of one kind loses beside another."""
-        times: dict[str, float] = asdict(self)
-        return {tuple(name.split("_")): 1.0 - 1.0 / max(1.0, times[name]) for name in times}  # type: ignore[misc]
+    def lost(self) -> dict[tuple[str, str, bool], float]:
+        """Return the part of its time that a step of one kind loses beside another, on another core or on its own."""
+        found = {}
+        for name, factor in asdict(self).items():
+            *own, kind, other = name.split("_")
+            found[kind, other, bool(own)] = 1.0 - (HALF if own else 1.0) / max(1.0, factor)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

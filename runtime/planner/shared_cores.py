@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cores of one machine, which workers, the proxy and the clients share.
 
-A step takes longer while others compute: as much as the profile measured on other cores, and twice as long on its own.
+A step takes longer while others compute: as much as the profile measured on other cores, and at least twice as long on
+its own.
 What a host has to do beside is short and wants a core at once, as the system's scheduler gives it to who has slept: one
 without work, else one that has such work already, else it holds up a worker. What begins later prolongs steps that run:
 their processes are held up.
@@ -21,8 +22,6 @@ from pontil.runtime.wire.simulated.virtual_time import VirtualWorld
 
 # Kinds of work: steps that only decode, those with prompt tokens, and all that is no step.
 DECODE, PROMPT, HOST = "decode", "prompt", "host"
-# The part of its time that a step loses to another one on its own core.
-HALF = 0.5
 # Seconds that no clock tells apart.
 NOTHING = 1e-9
 
@@ -62,12 +61,13 @@ class CoreProcess(WorldProcess):
 @dataclass(slots=True)
 class RunningStep:
     """A step of a worker on its cores, and on those of the worker at the place `lender`. By its kind and that of what
-    runs beside it, it has `lost` such parts of its time; without the lender it loses the part `borrowed` of it."""
+    runs beside it, on another core or on its own, it has `lost` such parts of its time; without the lender it loses the
+    part `borrowed` of it."""
 
     process: CoreProcess
     place: int
     cores: frozenset[int]
-    lost: Mapping[tuple[str, str], float]
+    lost: Mapping[tuple[str, str, bool], float]
     kind: str
     begins: float
     until: float
@@ -76,7 +76,7 @@ class RunningStep:
 
     def loses(self, other: "RunningStep") -> float:
         """Return the part of its time that it loses to another step."""
-        lost = self.lost[self.kind, other.kind] if self.cores.isdisjoint(other.cores) else HALF
+        lost = self.lost[self.kind, other.kind, not self.cores.isdisjoint(other.cores)]
         return lost if other.place != self.lender else 1.0 - (1.0 - lost) * (1.0 - self.borrowed)
 
     def hold_up(self, seconds: float) -> None:
@@ -207,5 +207,5 @@ class SharedCores(OwnCores):
             self.held[victim.place] += seconds
         for one in running:
             if one is not victim:
-                one.hold_up(seconds * one.lost[one.kind, HOST])
+                one.hold_up(seconds * one.lost[one.kind, HOST, False])
         return begins + seconds

@@ -141,8 +141,10 @@ def measured_worker(plan: ChildPlan, rounds: int, launches: "LaunchMeter", cores
         steps = meter.measure(launches.measure if launches.is_alone else lambda: None)
         if table is not None:
             tell("steps beside another process")
-            with companion(plan.config, others) as have_other:
-                company = company_times(meter, have_other)
+            with companion(plan.config, others) as on_other, ExitStack() as own:
+                # Of one core the meter's clock is that of its own processor time.
+                on_own = own.enter_context(companion(plan.config, plan.cores)) if launches.is_alone else None
+                company = company_times(meter, on_other, on_own)
             tell("steps with lent cores")
             lending = lending_times(meter, lender_at(others, worker))
         tell("pulls of KV blocks")

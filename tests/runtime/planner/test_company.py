@@ -17,8 +17,8 @@ from pontil.runtime.planner.company import REST, company_times, keep_company, le
 from pontil.runtime.planner.device_profile import CompanyTimes, LendingTimes
 from pontil.runtime.planner.shared_cores import DECODE, HOST, PROMPT
 
-# The other process lends its cores.
-LENT = "lent"
+# The other process lends its cores, or computes on the same one.
+LENT, OWN = "lent", "own"
 
 
 class FakeMeter:
@@ -54,7 +54,8 @@ class FakeMeter:
         self.done.append(kind)
         self.prompts = 0
         slower = {(DECODE, DECODE): 1.5, (PROMPT, HOST): 1.25, (DECODE, PROMPT): 0.5,
-                  (DECODE, LENT): 0.75 if self.rows == 1 else 1.25, (PROMPT, LENT): 0.5}  # fmt: skip
+                  (DECODE, LENT): 0.75 if self.rows == 1 else 1.25, (PROMPT, LENT): 0.5,
+                  (DECODE, OWN): 1.1, (PROMPT, OWN): 1.05}  # fmt: skip
         return None, {PROMPT: 0.1, DECODE: 0.01}[kind] * slower.get((kind, self.other), 1.0)
 
     def end(self) -> None:
@@ -70,8 +71,23 @@ def test_steps_are_compared_with_those_of_a_second_process_that_rests() -> None:
         told.append(what)
 
     # Noise makes no step faster than alone.
-    assert company_times(meter, have_other) == CompanyTimes(decode_decode=1.5, prompt_host=1.25)
+    assert company_times(meter, have_other, None) == CompanyTimes(decode_decode=1.5, prompt_host=1.25)
     assert set(told) == {REST, DECODE, PROMPT, HOST} and told[-1] == REST
+
+
+def test_steps_are_measured_beside_a_process_on_their_own_core() -> None:
+    """Beside other work than steps nothing is measured there: it has the core at once, and for as long as it takes."""
+    meter: Any = FakeMeter()
+    told = list[str]()
+
+    def have_own(what: str) -> None:
+        told.append(what)
+        meter.other = what if what == REST else OWN
+
+    made = company_times(meter, lambda what: None, have_own)
+    assert made == CompanyTimes(own_decode_decode=1.1, own_decode_prompt=1.1, own_prompt_decode=1.05,
+                                own_prompt_prompt=1.05)  # fmt: skip
+    assert set(told) == {REST, DECODE, PROMPT} and told[-1] == REST
 
 
 def test_steps_with_lent_cores_are_compared_with_those_without() -> None:

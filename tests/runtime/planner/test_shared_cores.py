@@ -79,6 +79,11 @@ def test_steps_on_one_core_take_turns() -> None:
         assert ends(world, workers) == pytest.approx(expected)
 
 
+def test_steps_on_one_core_lose_what_the_profile_says_besides() -> None:
+    world, _, workers = steps(1, 0.0, 0.0, company=CompanyTimes(own_decode_decode=1.1, decode_decode=1.5))
+    assert ends(world, workers) == pytest.approx([2.2, 2.2])
+
+
 def test_one_that_begins_later_prolongs_what_runs() -> None:
     world, _, workers = steps(2, 0.0, 0.75)
     first, second = ends(world, workers)
