@@ -20,10 +20,11 @@ from pontil.runtime.worker.start.loading import open_lent_cores
 
 # The other process does nothing.
 REST = "rest"
-# Rows of a step that decodes and their context, and so many steps of each kind.
-ROWS, CONTEXT = 8, 32
+# Rows of a step that decodes and their context, tokens of a prompt, and so many steps of each kind. Few rows lose most,
+# as all of a step is then to read the weights.
+ROWS, CONTEXT, CHUNK = 2, 32, 128
 STEPS = {DECODE: 24, PROMPT: 4}
-ROUNDS = 5
+ROUNDS = 10
 # Rows of a step that decodes, and prompt tokens of one, with lent cores. A step of two cores is as slow as the slower
 # one, which more moments show.
 LENT_ROWS, LENT_CHUNKS, LENT_STEPS, LENT_ROUNDS = (1, 4, 16), (16, 64, 256), 6, 12
@@ -58,7 +59,7 @@ def slowed(meter: StepMeter, have_other: Callable[[str], object], others: Sequen
 def seconds_of(meter: StepMeter, kind: str) -> float:
     """Return the median of the seconds of some steps of a kind."""
     if kind == PROMPT:
-        return median(prompt_step(meter, meter.sizes.step_tokens) for _ in range(STEPS[kind]))
+        return median(prompt_step(meter, CHUNK) for _ in range(STEPS[kind]))
     begin_rows(meter)
     made = [meter.step()[1] for _ in range(STEPS[kind])]
     meter.end()
@@ -70,7 +71,7 @@ def begin_rows(meter: StepMeter) -> None:
 
 
 def prompt_step(meter: StepMeter, tokens: int) -> float:
-    meter.add(min(tokens, meter.longest - 1), 1)
+    meter.add(min(tokens, meter.sizes.step_tokens, meter.longest - 1), 1)
     seconds = 0.0
     while meter.engine.has_work:
         seconds += meter.step()[1]
@@ -142,7 +143,7 @@ def keep_company(meter: StepMeter, told: TextIO, answers: TextIO) -> None:
 def work(meter: StepMeter, kind: str) -> None:
     """Do a small piece of some kind of work."""
     if kind == PROMPT:
-        prompt_step(meter, meter.sizes.step_tokens)
+        prompt_step(meter, CHUNK)
     elif kind == HOST:
         for number in range(100):
             json.loads(json.dumps({"choices": [{"index": 0, "text": f"token {number}"}], "usage": None}))
