@@ -198,11 +198,11 @@ def test_what_launch_would_refuse_is_not_written(words: list[str], error: type[E
 def test_the_command_says_what_to_start(tmp_path: Path) -> None:
     done = run("--install-dir", str(tmp_path), "--", "--role", "decode", "--decode", "0,cpu:0-3", *JOIN)
     assert done.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["pontil-decode@.service"]
-    assert done.output.rstrip().endswith("--now pontil-decode@0.service pontil-decode@cpu:0-3.service")
+    assert done.stdout.rstrip().endswith("--now pontil-decode@0.service pontil-decode@cpu:0-3.service")
     assert run("--install-dir", str(tmp_path / "none"), "--").exit_code == 1
     stage = ("--model", "speech-demo", "--role", "node", "--node", "speaker", "--place", "speaker=0,1", *JOIN)
     done = run("--install-dir", str(tmp_path), "--", *stage)
-    assert done.output.rstrip().endswith("--now pontil-speaker-node@0.service pontil-speaker-node@1.service")
+    assert done.stdout.rstrip().endswith("--now pontil-speaker-node@0.service pontil-speaker-node@1.service")
 
 
 @pytest.mark.parametrize("folder", ["/tmp/pontil", "/var/tmp/pontil"])
