@@ -20,8 +20,7 @@ from pontil.runtime.worker.start.loading import open_lent_cores
 
 # The other process does nothing.
 REST = "rest"
-# Rows of a step that decodes and their context, tokens of a prompt, and so many steps of each kind. Few rows lose most,
-# as all of a step is then to read the weights.
+# Rows of a step that decodes and their context, tokens of a prompt, and so many steps of each kind. Few rows lose most.
 ROWS, CONTEXT, CHUNK = 2, 32, 128
 STEPS = {DECODE: 24, PROMPT: 4}
 ROUNDS = 10

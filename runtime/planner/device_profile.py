@@ -108,7 +108,7 @@ HALF = 0.5
 class CompanyTimes:
     """Factors by which a step takes longer while another core of the machine computes: one that decodes and one with
     prompt tokens, each beside one that decodes, one with prompt tokens, and other programs. And those on the processor
-    time of a step whose own core has another step by turns, each of which finds what it needs out of the caches."""
+    time of a step whose own core another step has by turns."""
 
     decode_decode: float = 1.0
     decode_prompt: float = 1.0
