@@ -28,7 +28,8 @@ class Claim:
     worker received from it and repeated before its own frame came. `before` is its count when it first registered here,
     `since` when it last did, `stated` the count it stated last, `heard_then` what had been heard at that moment;
     `missing` was lost with connections: what the first heartbeat of a registration counts and nobody heard. Its Hello
-    does not show that, since frames that came before it by an earlier connection may be read after it.
+    does not show that, since frames that came before it by an earlier connection may be read after it; such a frame may
+    be read after the heartbeat as well, and is missing no more at the next one.
     """
 
     heard: int = 0
@@ -52,6 +53,7 @@ class Claim:
             self.missing = max(0, count - self.before - self.heard)
         self.since = start
         self.stated, self.heard_then = count, self.heard
+        self.missing = min(self.missing, max(0, count - self.before - self.heard))
 
     @property
     def stated_here(self) -> int | None:

@@ -345,7 +345,9 @@ CHECKS: tuple[Check, ...] = (
     no_thread_failed,
 )
 
-# Checks that hold once a process that begins to serve has met the others.
-JOINED: tuple[Check, ...] = (the_service_is_whole_again, all_know_the_same_adapters)
+# Checks that hold once a process that begins to serve has met the others, and its ranks have done what it ordered then.
+JOINED: tuple[Check, ...] = (
+    the_service_is_whole_again, all_know_the_same_adapters, every_plan_is_carried_out_and_answered,
+)  # fmt: skip
 
 LATE_CHECKS: tuple[Check, ...] = (nothing_outlives_its_window,)

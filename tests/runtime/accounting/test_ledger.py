@@ -226,6 +226,19 @@ def test_what_an_earlier_connection_brings_after_the_hello_is_not_missing() -> N
     assert (ledger.books["w"].missing, ledger.imbalance) == (1, 0)
 
 
+def test_what_an_earlier_connection_brings_after_the_first_heartbeat_is_missing_no_more() -> None:
+    """Seed 1761 of the world showed a token that came so late. Others, lost for good, stay missing."""
+    ledger = ledger_of("w")
+    ledger.state("w", {"generated_tokens": 4, "generated_before": 4})
+    ledger.registered("w", "w")
+    ledger.state("w", {"generated_tokens": 7, "generated_before": 7})
+    assert ledger.books["w"].missing == 3
+    ledger.stray("w", "gone", 0, 0, 0, 2)
+    for count in (7, 7):
+        ledger.state("w", {"generated_tokens": count, "generated_before": 7})
+        assert (ledger.books["w"].missing, ledger.imbalance) == (1, 0)
+
+
 def test_an_entry_is_closed_once_and_memory_is_bounded() -> None:
     ledger = Ledger()
     for number in range(REMEMBERED + 10):
