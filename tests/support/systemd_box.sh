@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # systemd as process 1 of namespaces of its own, over a copy-on-write view of this machine: nothing outside changes.
-#   systemd_box.sh GROUP FOLDER    FOLDER/units are its units, FOLDER/model lies at /opt/model, FOLDER/files at /
+#   systemd_box.sh GROUP FOLDER    FOLDER/units are its units, FOLDER/model lies at /opt/model, FOLDER/files at /, and
+# this checkout at /opt/checkout, as units do not see one in /tmp or /var/tmp.
 # GROUP is the name of a control group that the caller makes sure is new, and removes.
 set -euo pipefail
 group=$1 folder=$2
@@ -31,8 +32,10 @@ mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root"/dev/pts
 ln -s pts/ptmx "$root"/dev/ptmx
 ln -s /proc/self/fd "$root"/dev/fd
 mount -t tmpfs -o mode=755 tmpfs "$root"/run
-mkdir -p "$root"/opt/model
+mkdir -p "$root"/opt/model "$root"/opt/checkout
 cp -r "$folder"/model/. "$root"/opt/model
+mount --bind "$(dirname "$0")"/../.. "$root"/opt/checkout
+mount -o remount,bind,ro "$root"/opt/checkout
 mount -t tmpfs -o mode=1777 tmpfs "$root"/tmp
 mount -t sysfs -o ro sysfs "$root"/sys
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then

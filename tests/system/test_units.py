@@ -15,14 +15,14 @@ import pytest
 from served import ROOT, START_TIMEOUT, Served, free_port, wait_for
 from tiny_llama import write_tiny_llama
 
-from pontil.launcher.commands.units import HIDDEN
 from pontil.launcher.keys.key_file import make_key_file
 
 SHIPPED = ROOT / "scripts" / "systemd"
 BOX = ROOT / "tests" / "support" / "systemd_box.sh"
 WORKER = ("--model", "/opt/model", "--kv-cache-memory", "16MiB", "--kv-connector", "shm")
-# Where the file of keys lies inside.
-KEYS = "/opt/model/api.keys"
+# Where the file of keys, the checkout and the interpreter of these tests lie inside.
+KEYS, CHECKOUT = "/opt/model/api.keys", "/opt/checkout"
+PYTHON = sys.executable.replace(str(ROOT), CHECKOUT)
 OLD, NEW = "sk-old-0123456789-old", "sk-new-0123456789-new"
 WORKERS = ("pontil-prefill@cpu:0", "pontil-decode@cpu:1")
 
@@ -68,8 +68,8 @@ def write_units(folder: Path, control: str, port: int) -> None:
     ):
         command = [sys.executable, str(ROOT / "app.py"), "units", "--install-dir", str(folder / "units"), "--", *words]
         subprocess.run(command, check=True, capture_output=True)
-    proxy = folder / "units" / "pontil-proxy.service"
-    proxy.write_text(proxy.read_text().replace(str(keys), KEYS))
+    for unit in (folder / "units").iterdir():
+        unit.write_text(unit.read_text().replace(str(keys), KEYS).replace(str(ROOT), CHECKOUT))
 
 
 def copy_shipped(folder: Path, port: int) -> None:
@@ -86,8 +86,8 @@ def copy_shipped(folder: Path, port: int) -> None:
     make_key_file(configured / "pontil.keys")
     (folder / "files" / "etc" / "hosts").write_text("127.0.0.1 localhost proxy.internal\n")
     # By a link, as an operator makes one, with the interpreter of these tests in the place of the checkout's.
-    (programs / "linked").symlink_to(ROOT / "scripts" / "pontil")
-    (programs / "pontil").write_text(f'#!/bin/sh\nPYTHON={sys.executable} exec /usr/local/bin/linked "$@"\n')
+    (programs / "linked").symlink_to(f"{CHECKOUT}/scripts/pontil")
+    (programs / "pontil").write_text(f'#!/bin/sh\nPYTHON={PYTHON} exec /usr/local/bin/linked "$@"\n')
     (programs / "pontil").chmod(0o755)
 
 
@@ -95,8 +95,6 @@ def copy_shipped(folder: Path, port: int) -> None:
 def opened(tmp_path: Path, write: Callable[[Path, int], None]) -> Iterator[Box]:
     if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "systemctl"))):
         pytest.skip("a systemd of its own needs root, util-linux and systemd")
-    if str(ROOT).startswith(HIDDEN):
-        pytest.skip("units have a /tmp and a /var/tmp of their own: they run from a checkout elsewhere")
     port, group = free_port(), f"pontil-box-{os.getpid()}"
     write_tiny_llama(tmp_path / "model")
     write(tmp_path, port)
